@@ -1,0 +1,28 @@
+"""quped: federated learning in which every device gets its own, compressed model.
+
+>>> from quped import Client, Federation, QuPeD
+"""
+
+from quped.algorithms import FML, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
+from quped.errors import QupedError
+from quped.federation import Client, Federation
+from quped.fit import Evaluation, Fit, Progress
+from quped.quant import Linear
+
+__all__ = [
+    "FML",
+    "Client",
+    "Evaluation",
+    "FedAvg",
+    "Federation",
+    "Fit",
+    "Linear",
+    "Local",
+    "PFedMe",
+    "PerFedAvg",
+    "Progress",
+    "QuPeD",
+    "QuPeL",
+    "Quantization",
+    "QupedError",
+]

@@ -1,0 +1,214 @@
+"""Algorithm 1 of the paper on one client: alternating proximal gradient steps on weights x and centers c.
+
+`local`, `qupel` and `quped` are this step with different losses. With 32 bits there are no centers, and the step is
+plain SGD on x.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from quped import tree
+from quped.algorithms.base import FULL_PRECISION, Task, gradient
+from quped.errors import check, check_number
+from quped.quant import (
+    PAPER,
+    Linear,
+    initial_centers,
+    prox_centers,
+    prox_centers_exact,
+    prox_weights,
+    quantize,
+    schedule_for,
+    settle,
+)
+from quped.typing import Clock, LossFn, Model, Params, Phase
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Hyperparameters of Algorithm 1."""
+
+    eta2: float = 1e-4
+    """eta_2, the learning rate of the centers."""
+    lam: Mapping[int, Linear] = field(default_factory=lambda: dict(PAPER))
+    """lambda(t) by bit-width; a width that is not listed takes the next lower one."""
+    sharpness: float = math.inf
+    """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
+    update_centers: bool = True
+    """False leaves the centers where they start."""
+    center_prox: Literal["linear", "exact"] = "linear"
+    """The paper's linearised prox of the centers, or the exact one (slower), for which F_lambda never increases."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_number("eta2", self.eta2, 0)
+        check(self.sharpness > 0, "sharpness P", "above 0", self.sharpness)
+        check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
+        check(len(self.lam) > 0, "lam", "a schedule for at least one bit-width", self.lam)
+
+
+class Learner(NamedTuple):
+    """A personal model while it learns."""
+
+    x: Model
+    """x_i, in full precision; in the fine-tuning phase, weights that sit on their centers."""
+    c: Params
+    """c_i: for each quantized tensor its centers, `[1, m]` or `[channels, m]`, sorted; empty at 32 bits."""
+    q_buffers: Params
+    """Buffers of the network running Q_c(x): its BatchNorm statistics are not those of x."""
+    velocity: Params
+
+
+def begin(task: Task) -> Learner:
+    """Return x^0 and c^0."""
+    x = task.initial
+    names = task.quantized if task.bits < FULL_PRECISION else ()
+    c = {k: initial_centers(x.params[k], 2**task.bits, task.start, per_channel=task.per_channel) for k in names}
+    return Learner(x, c, x.buffers if c else {}, task.sgd.init(x.params))
+
+
+def resume(learner: Learner, clock: Clock) -> Learner:
+    """Enter a round. In the fine-tuning phase weights are put on their centers, which does nothing the second time."""
+    if clock.phase is Phase.TRAIN:
+        return learner
+    return learner._replace(x=Model(quantized(learner.x.params, learner.c), learner.x.buffers))
+
+
+def quantized(params: Params, c: Params, sharpness: float = math.inf) -> Params:
+    """Q~_c(x): parameters with centers are quantized, the others stay."""
+    return params | {k: quantize(params[k], centers, sharpness) for k, centers in c.items()}
+
+
+def deployed(learner: Learner) -> Model:
+    """Q_c(x) with its own buffers; x itself at 32 bits."""
+    if not learner.c:
+        return learner.x
+    return Model(quantized(learner.x.params, learner.c), learner.q_buffers)
+
+
+def step(
+    task: Task,
+    hyper: Quantization,
+    learner: Learner,
+    inputs: tuple[Tensor, ...],
+    loss: LossFn,
+    clock: Clock,
+    penalty: Params | None = None,
+) -> tuple[Learner, Tensor]:
+    """Take one step of Algorithm 1 (lines 2-5) for a loss on logits; return the learner and the loss before it.
+
+    `penalty` is the gradient of a further term in x alone.
+    """
+    if clock.phase is Phase.FINETUNE and learner.c:
+        return finetune(task, hyper, learner, inputs, loss, clock, penalty)
+    lam = schedule_for(task.bits, hyper.lam)(clock.t) if learner.c else None
+    learner, value = step_weights(task, hyper, learner, inputs, loss, clock, lam, penalty)
+    if lam is not None:
+        learner = step_centers(task, hyper, learner, inputs, loss, lam)
+    return learner, value
+
+
+def step_weights(
+    task: Task,
+    hyper: Quantization,
+    learner: Learner,
+    inputs: tuple[Tensor, ...],
+    loss: LossFn,
+    clock: Clock,
+    lam: Tensor | None,
+    penalty: Params | None,
+) -> tuple[Learner, Tensor]:
+    """x^{t+1} = prox_{eta_1 lambda R(., c)}(x - eta_1 g), g = grad_x [f(x) + f(Q~_c(x))]; lines 2 and 3.
+
+    With P = infinity the second term's gradient is taken as 0, for all of x, as in the paper's appendix.
+    """
+    x, c = learner.x, learner.c
+
+    def f(params: Params) -> tuple[Tensor, Params]:
+        logits, buffers = task.network(params, x.buffers, inputs, train=True)
+        value = loss(logits)
+        if c and hyper.sharpness < math.inf:
+            soft = quantized(params, c, hyper.sharpness)
+            value = value + loss(task.network(soft, learner.q_buffers, inputs, train=True)[0])
+        return value, buffers
+
+    grads, value, buffers = gradient(f, x.params)
+    if penalty is not None:
+        grads = tree.add_scaled(grads, penalty, 1.0)
+    params, velocity = task.sgd.step(x.params, grads, learner.velocity, clock.lr)
+    if lam is not None:
+        params |= {k: prox_weights(params[k], centers, lam * clock.lr) for k, centers in c.items()}
+    return learner._replace(x=Model(params, buffers), velocity=velocity), value
+
+
+def step_centers(
+    task: Task, hyper: Quantization, learner: Learner, inputs: tuple[Tensor, ...], loss: LossFn, lam: Tensor
+) -> Learner:
+    """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h), h = grad_c f(Q~_c(x)) at x = x^{t+1}; lines 4 and 5."""
+    x, c = learner.x.params, learner.c
+
+    def f(centers: Params) -> tuple[Tensor, Params]:
+        params = quantized(x, centers, hyper.sharpness)
+        logits, buffers = task.network(params, learner.q_buffers, inputs, train=True)
+        return loss(logits), buffers
+
+    if not hyper.update_centers:
+        return learner._replace(q_buffers=f(c)[1]) if learner.q_buffers else learner
+    prox = prox_centers if hyper.center_prox == "linear" else prox_centers_exact
+    h, _, buffers = gradient(f, c)
+    mu = tree.add_scaled(c, h, -hyper.eta2)
+    moved = {k: prox(mu[k], x[k], c[k], lam * hyper.eta2).sort(1).values for k in c}
+    return learner._replace(c=moved, q_buffers=buffers)
+
+
+def finetune(
+    task: Task,
+    hyper: Quantization,
+    learner: Learner,
+    inputs: tuple[Tensor, ...],
+    loss: LossFn,
+    clock: Clock,
+    penalty: Params | None,
+) -> tuple[Learner, Tensor]:
+    """Train the centers and the unquantized parameters; each quantized weight stays with its center.
+
+    R is 0 here and its prox the identity.
+    """
+    x, c = learner.x.params, learner.c
+    free = {k: v for k, v in x.items() if k not in c}
+
+    def f(variables: Params) -> tuple[Tensor, Params]:
+        params = variables | {k: settle(x[k], c[k], variables[k]) for k in c}
+        logits, buffers = task.network(params, learner.q_buffers, inputs, train=True)
+        return loss(logits), buffers
+
+    grads, value, buffers = gradient(f, free | c)
+    if penalty is not None:
+        grads |= {k: grads[k] + penalty[k] for k in free}
+    velocity = {k: v for k, v in learner.velocity.items() if k in free}
+    free, velocity = task.sgd.step(free, {k: grads[k] for k in free}, velocity, clock.lr)
+    moved = tree.add_scaled(c, grads, -hyper.eta2) if hyper.update_centers else c
+    params = {k: free[k] if k in free else settle(v, c[k], moved[k]) for k, v in x.items()}
+    return learner._replace(
+        x=Model(params, learner.x.buffers),
+        c={k: v.sort(1).values for k, v in moved.items()},
+        q_buffers=buffers,
+        velocity=learner.velocity | velocity,
+    ), value
+
+
+def student_logits(
+    task: Task, hyper: Quantization, learner: Learner, inputs: tuple[Tensor, ...], clock: Clock
+) -> list[Tensor]:
+    """Return the logits of x and of Q~_c(x), of x alone at 32 bits; buffers do not change."""
+    exact = task.network(learner.x.params, learner.x.buffers, inputs, train=True)[0]
+    if not learner.c:
+        return [exact]
+    if clock.phase is Phase.FINETUNE:  # x sits on its centers: Q_c(x) = x
+        return [exact, exact]
+    soft = quantized(learner.x.params, learner.c, hyper.sharpness)
+    return [exact, task.network(soft, learner.q_buffers, inputs, train=True)[0]]

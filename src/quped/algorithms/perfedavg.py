@@ -1,0 +1,81 @@
+"""Per-FedAvg: Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach, 2020. The first-order variant, FO-MAML."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from quped import tree
+from quped.algorithms.base import Global, Meeting, Task, cross_entropy_gradient, receive, send
+from quped.errors import check_number
+from quped.typing import Batch, Clock, Metrics, Model, Params
+
+
+class Personal(NamedTuple):
+    """The client's adapted model."""
+
+    adapted: Model
+
+
+class Work(NamedTuple):
+    """w_i, and the velocity of this round."""
+
+    w: Model
+    velocity: Params
+
+
+@dataclass(frozen=True)
+class PerFedAvg:
+    """w~ = w_i - alpha grad f_i(w_i; D);  w_i <- w_i - lr grad f_i(w~; D');  w <- mean of w_i.
+
+    D and D' are independent batches. A client's own model is its w_i at the end of its last round, adapted by one
+    more step with alpha.
+    """
+
+    alpha: float = 1e-3
+    """alpha, the learning rate of the adaptation."""
+
+    name: ClassVar[str] = "perfedavg"
+    quantizes: ClassVar[bool] = False
+    meets_in: ClassVar[Meeting] = "same"
+    draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_number("alpha of Per-FedAvg", self.alpha, 0)
+
+    def init_shared(self, task: Task) -> Global:
+        """Start from the global network's weights."""
+        return Global(task.global_initial)
+
+    def init_personal(self, task: Task, shared: Global) -> Personal:
+        """Nothing is adapted yet: w."""
+        return Personal(shared.w)
+
+    def start(self, task: Task, shared: Global, personal: Personal, clock: Clock) -> Work:
+        """w_i = w."""
+        return Work(shared.w, task.sgd.init(shared.w.params))
+
+    def adapt(self, task: Task, w: Model, batch: Batch) -> Model:
+        """w - alpha grad f_i(w; batch)."""
+        grads, _, buffers = cross_entropy_gradient(task.network, w, batch)
+        return Model(tree.add_scaled(w.params, grads, -self.alpha), buffers)
+
+    def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+        """Adapt on the first batch, step w_i by the gradient at the adapted model on the second."""
+        first, second = batches
+        adapted = self.adapt(task, work.w, first)
+        grads, loss, buffers = cross_entropy_gradient(task.network, adapted, second)
+        params, velocity = task.sgd.step(work.w.params, grads, work.velocity, clock.lr)
+        return Work(Model(params, buffers), velocity), {"loss": loss}
+
+    def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
+        """Adapt w_i once more and keep that; send w_i."""
+        return Personal(self.adapt(task, work.w, batch)), send(work.w)
+
+    def combine(self, shared: Global, mean: Global) -> Global:
+        """w = mean of w_i."""
+        return receive(shared, mean)
+
+    def deploy(self, task: Task, shared: Global, personal: Personal) -> Model:
+        """Return the adapted model."""
+        return personal.adapted

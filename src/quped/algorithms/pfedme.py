@@ -1,0 +1,88 @@
+"""pFedMe: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, 2020."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from quped import tree
+from quped.algorithms.base import Global, Meeting, Task, cross_entropy_gradient, receive, send
+from quped.errors import check, check_number
+from quped.typing import Batch, Clock, Metrics, Model
+
+
+class Personal(NamedTuple):
+    """theta_i: the client's own model."""
+
+    theta: Model
+
+
+class Work(NamedTuple):
+    """theta_i and w_i."""
+
+    theta: Model
+    w: Model
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    """theta_i ~ argmin f_i(theta) + lam/2 ||theta - w_i||^2;  w_i <- w_i - eta lam (w_i - theta_i);  w <- mean of w_i.
+
+    The inner problem is solved on one batch by `inner_steps` SGD steps with the learning rate of the run, from the
+    theta_i of the step before: theta_i is the client's own from its first round to its last.
+    """
+
+    lam: float = 0.5
+    """lambda, the strength of the pull to w."""
+    eta: float = 0.2
+    """eta, the learning rate of w_i."""
+    inner_steps: int = 5
+    """K, the SGD steps for one inner problem."""
+
+    name: ClassVar[str] = "pfedme"
+    quantizes: ClassVar[bool] = False
+    meets_in: ClassVar[Meeting] = "same"
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_number("lam of pFedMe", self.lam, 0)
+        check_number("eta of pFedMe", self.eta, 0)
+        check(self.inner_steps >= 1, "inner_steps of pFedMe", "at least 1", self.inner_steps)
+
+    def init_shared(self, task: Task) -> Global:
+        """Start from the global network's weights."""
+        return Global(task.global_initial)
+
+    def init_personal(self, task: Task, shared: Global) -> Personal:
+        """theta_i = w."""
+        return Personal(shared.w)
+
+    def start(self, task: Task, shared: Global, personal: Personal, clock: Clock) -> Work:
+        """w_i = w; theta_i goes on."""
+        return Work(personal.theta, shared.w)
+
+    def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+        """Solve the inner problem on the batch, then move w_i toward its solution."""
+        (batch,) = batches
+        theta, w = work.theta, work.w
+        velocity = task.sgd.init(theta.params)
+        losses = []
+        for _ in range(self.inner_steps):
+            grads, loss, buffers = cross_entropy_gradient(task.network, theta, batch)
+            grads = tree.add_scaled(grads, tree.difference(theta.params, w.params), self.lam)
+            params, velocity = task.sgd.step(theta.params, grads, velocity, clock.lr)
+            theta = Model(params, buffers)
+            losses.append(loss)
+        moved = tree.add_scaled(w.params, tree.difference(w.params, theta.params), -self.eta * self.lam)
+        return Work(theta, Model(moved, w.buffers)), {"loss": losses[0]}
+
+    def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
+        """Keep theta_i, send w_i."""
+        return Personal(work.theta), send(work.w)
+
+    def combine(self, shared: Global, mean: Global) -> Global:
+        """w = mean of w_i."""
+        return receive(shared, mean)
+
+    def deploy(self, task: Task, shared: Global, personal: Personal) -> Model:
+        """theta_i."""
+        return personal.theta

@@ -1,0 +1,99 @@
+"""QuPeD: Ozkara, Singh, Data and Diggavi, QuPeD: Quantized Personalization via Distillation with Applications to
+Federated Learning, 2021. Algorithm 2."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quped.algorithms import alternating
+from quped.algorithms.alternating import Learner, Quantization
+from quped.algorithms.base import Global, Meeting, Task, pullback, receive, send
+from quped.errors import check, check_number
+from quped.losses import cross_entropy, distillation
+from quped.typing import Batch, Clock, Metrics, Model, Params
+
+
+class Work(NamedTuple):
+    """x_i with c_i, and w_i with its velocity of this round."""
+
+    learner: Learner
+    w: Model
+    velocity: Params
+
+
+@dataclass(frozen=True)
+class QuPeD:
+    """min of mean_i F_i(x_i, c_i, w), with
+
+    F_i = (1 - lambda_p) (f_i(x) + f_i(Q~_c(x))) + lambda R(x, c) + lambda_p (f^KD(x, w) + f^KD(Q~_c(x), w)),
+    f^KD(x, w) = D_KL(s(w) || s(x)).
+
+    x_i and c_i by Algorithm 1, then w_i <- w_i - eta_3 lambda_p grad_w (f^KD(x_i, w_i) + f^KD(Q~_ci(x_i), w_i)), with
+    eta_3 the learning rate of the run; w <- mean of w_i. w never sees a label. A client with 32 bits has no second
+    term in either bracket.
+    """
+
+    lambda_p: float = 0.25
+    """lambda_p, the share of distillation in a client's loss."""
+    temperature: float = 1.0
+    """Temperature of the distillation."""
+    quantization: Quantization = field(default_factory=Quantization)
+
+    name: ClassVar[str] = "quped"
+    quantizes: ClassVar[bool] = True
+    meets_in: ClassVar[Meeting] = "any"
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_number("lambda_p of QuPeD", self.lambda_p, 0, 1)
+        check(self.temperature > 0, "temperature of QuPeD", "above 0", self.temperature)
+
+    def init_shared(self, task: Task) -> Global:
+        """Start from the global network's weights."""
+        return Global(task.global_initial)
+
+    def init_personal(self, task: Task, shared: Global) -> Learner:
+        """Start from x^0 and c^0."""
+        return alternating.begin(task)
+
+    def start(self, task: Task, shared: Global, personal: Learner, clock: Clock) -> Work:
+        """w_i = w (line 6); x_i and c_i go on."""
+        return Work(alternating.resume(personal, clock), shared.w, task.sgd.init(shared.w.params))
+
+    def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+        """Lines 9 to 13. The forward pass of w_i serves as teacher of x_i and for its own update."""
+        (batch,) = batches
+        w = work.w
+        w_logits, pull_back, w_buffers = pullback(
+            lambda params: task.global_network(params, w.buffers, batch.inputs, train=True), w.params
+        )
+
+        def loss(logits: Tensor) -> Tensor:
+            kd = distillation(w_logits, logits, trains="student", temperature=self.temperature)
+            return (1 - self.lambda_p) * cross_entropy(logits, batch.labels) + self.lambda_p * kd
+
+        learner, value = alternating.step(task, self.quantization, work.learner, batch.inputs, loss, clock)
+        students = alternating.student_logits(task, self.quantization, learner, batch.inputs, clock)
+
+        def teaching(teacher: Tensor) -> Tensor:
+            kds = [distillation(teacher, s, trains="teacher", temperature=self.temperature) for s in students]
+            return self.lambda_p * torch.stack(kds).sum()
+
+        grads = pull_back(torch.func.grad(teaching)(w_logits))
+        params, velocity = task.sgd.step(w.params, grads, work.velocity, clock.lr)
+        return Work(learner, Model(params, w_buffers), velocity), {"loss": value}
+
+    def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Global]:
+        """Keep x_i and c_i, send w_i (line 15)."""
+        return work.learner, send(work.w)
+
+    def combine(self, shared: Global, mean: Global) -> Global:
+        """w = mean of w_i (line 16)."""
+        return receive(shared, mean)
+
+    def deploy(self, task: Task, shared: Global, personal: Learner) -> Model:
+        """Q_ci(x_i) (line 19)."""
+        return alternating.deployed(personal)

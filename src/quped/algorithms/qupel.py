@@ -1,0 +1,91 @@
+"""QuPeL: Ozkara, Singh, Data and Diggavi, QuPeL: Quantized Personalization with Applications to Federated Learning,
+2021. Clients meet in a global model through an l2 penalty, so all have the same network."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from quped import tree
+from quped.algorithms import alternating
+from quped.algorithms.alternating import Learner, Quantization
+from quped.algorithms.base import Meeting, Task
+from quped.errors import check_number
+from quped.losses import cross_entropy
+from quped.typing import Batch, Clock, Metrics, Model, Params
+
+
+class Shared(NamedTuple):
+    """The parameters of w. It is never run, so it has no buffers."""
+
+    w: Params
+
+
+class Work(NamedTuple):
+    """x_i with c_i, and w_i."""
+
+    learner: Learner
+    w: Params
+
+
+@dataclass(frozen=True)
+class QuPeL:
+    """min of mean_i f_i(x_i) + f_i(Q~_ci(x_i)) + lambda R(x_i, c_i) + lambda_p/2 ||x_i - w||^2.
+
+    x_i and c_i by Algorithm 1 with the penalty's gradient lambda_p (x_i - w_i) added;
+    w_i <- w_i - eta3 lambda_p (w_i - x_i);  w <- mean of w_i.
+    """
+
+    lambda_p: float = 0.2
+    """lambda_p, the strength of the penalty."""
+    eta3: float = 0.5
+    """eta_3, the learning rate of w_i."""
+    quantization: Quantization = field(default_factory=Quantization)
+
+    name: ClassVar[str] = "qupel"
+    quantizes: ClassVar[bool] = True
+    meets_in: ClassVar[Meeting] = "same"
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_number("lambda_p of QuPeL", self.lambda_p, 0)
+        check_number("eta3 of QuPeL", self.eta3, 0)
+
+    def init_shared(self, task: Task) -> Shared:
+        """Start from the global network's weights."""
+        return Shared(task.global_initial.params)
+
+    def init_personal(self, task: Task, shared: Shared) -> Learner:
+        """Start from x^0 and c^0."""
+        return alternating.begin(task)
+
+    def start(self, task: Task, shared: Shared, personal: Learner, clock: Clock) -> Work:
+        """w_i = w; x_i and c_i go on."""
+        return Work(alternating.resume(personal, clock), shared.w)
+
+    def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+        """Take one step of Algorithm 1 with the penalty, then one of w_i."""
+        (batch,) = batches
+        gap = tree.difference(work.learner.x.params, work.w)
+        learner, loss = alternating.step(
+            task,
+            self.quantization,
+            work.learner,
+            batch.inputs,
+            lambda logits: cross_entropy(logits, batch.labels),
+            clock,
+            penalty={k: self.lambda_p * v for k, v in gap.items()},
+        )
+        gap = tree.difference(work.w, learner.x.params)
+        return Work(learner, tree.add_scaled(work.w, gap, -self.eta3 * self.lambda_p)), {"loss": loss}
+
+    def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Shared]:
+        """Keep x_i and c_i, send w_i."""
+        return work.learner, Shared(work.w)
+
+    def combine(self, shared: Shared, mean: Shared) -> Shared:
+        """w = mean of w_i."""
+        return mean
+
+    def deploy(self, task: Task, shared: Shared, personal: Learner) -> Model:
+        """Q_ci(x_i)."""
+        return alternating.deployed(personal)

@@ -1,0 +1,46 @@
+"""The command line."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from quped.cli.run import presets_command, run_command
+from quped.errors import QupedError
+from quped.runs import versions
+
+app = typer.Typer(
+    help="Federated learning in which every device gets its own, compressed model.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+app.command("run")(run_command)
+app.command("presets")(presets_command)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        print(f"quped {versions()['quped']}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=print_version)] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+def main() -> None:
+    """Run the program. What a user can put right is told in a sentence, not in a traceback."""
+    try:
+        app()
+    except QupedError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,115 @@
+"""`quped run` and `quped presets`."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from quped import fit
+from quped.algorithms import AnyAlgorithm
+from quped.cli.tables import client_table, comparison_table, verdict
+from quped.experiments import find, load, presets, run_experiment
+
+Preset = Annotated[
+    str, typer.Argument(metavar="[PRESET | FILE.toml]", help="A preset (see `quped presets`) or a file.")
+]
+Change = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value, such as training.epochs=5. May be repeated."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Everything random follows from it.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Directory for the run's record.", show_default="runs/PRESET-DATE-TIME", file_okay=False),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already in --out.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print result.json, and nothing else, on standard output.")]
+
+
+def run_command(
+    preset: Preset = "quickstart",
+    change: Change = None,
+    seed: Seed = 0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train a federation and show what every client got.
+
+    Without arguments, runs the preset *quickstart*.
+    """
+    path = find(preset)
+    experiment = load(path, change or ())
+    folder = out or Path("runs") / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    console = Console(quiet=quiet or as_json, highlight=False)
+    if experiment.description:
+        console.print(f"[bold]{path.stem}[/]: {experiment.description}")
+    with notes(console), bars(console) as follow:
+        outcome = run_experiment(
+            experiment, preset=path.stem, seed=seed, out=folder, overwrite=overwrite, progress=follow
+        )
+    main, *others = outcome.fits
+    console.print(client_table(main))
+    if others:
+        console.print(comparison_table(outcome.fits))
+        console.print(verdict(outcome.fits))
+    console.print(f"Record: {folder}")
+    if as_json:
+        print(json.dumps(outcome.result, indent=2))
+
+
+def presets_command() -> None:
+    """List the experiments that come along."""
+    console = Console(highlight=False)
+    for name, path in presets().items():
+        console.print(f"[bold]{name:<16}[/] {load(path).description}")
+    console.print("\nRun one with [bold]quped run NAME[/]; copy its file to change more than --set does.")
+
+
+@contextmanager
+def notes(console: Console) -> Iterator[None]:
+    """Show warnings as notes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for text in dict.fromkeys(str(w.message) for w in caught):
+        console.print(f"[yellow]note:[/] {text}")
+
+
+@contextmanager
+def bars(console: Console) -> Iterator[Callable[[AnyAlgorithm], Callable[[fit.Progress], None]]]:
+    """Show a bar for each algorithm: round, loss, accuracy, time left."""
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(bar_width=24),
+        TextColumn("round {task.completed:>3}/{task.total}"),
+        TextColumn("{task.fields[status]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console) as display:
+
+        def follow(algorithm: AnyAlgorithm) -> Callable[[fit.Progress], None]:
+            bar = display.add_task(type(algorithm).__name__, total=None, status="")
+            accuracy = ""
+
+            def told(progress: fit.Progress) -> None:
+                nonlocal accuracy
+                if progress.evaluation is not None:
+                    accuracy = f"  accuracy {progress.evaluation.mean:6.1%}"
+                status = f"loss {progress.loss:.3f}{accuracy}"
+                display.update(bar, total=progress.rounds, completed=progress.round + 1, status=status)
+
+            return told
+
+        yield follow

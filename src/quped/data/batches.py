@@ -1,0 +1,38 @@
+"""Batches as a function of (seed, client, round): the same whichever process asks, and in whichever order."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quped.data.samples import Samples
+from quped.rng import generator
+from quped.typing import Batch
+
+
+def stream(seed: int, client: str, source: int, samples: int, first: int, count: int) -> NDArray[np.int64]:
+    """Return `count` positions of an endless stream, from `first` on, that passes through the samples again and again.
+
+    Every pass is a new permutation, so that each sample is seen once before any is seen twice. `source` tells
+    independent streams of one client apart.
+    """
+    parts = []
+    for epoch in range(first // samples, (first + count - 1) // samples + 1):
+        order = generator(seed, "batches", client, source, epoch).permutation(samples)
+        parts.append(order[max(first - epoch * samples, 0) : first + count - epoch * samples])
+    return np.concatenate(parts)
+
+
+def draw(
+    data: Samples, *, seed: int, client: str, round_: int, steps: int, batch_size: int, draws: int
+) -> Iterator[tuple[Batch, ...]]:
+    """Yield the batches of one client's round: for each step a tuple of `draws` independent batches."""
+    size = min(batch_size, len(data))
+    sources = [
+        stream(seed, client, source, len(data), round_ * steps * size, steps * size).reshape(steps, size)
+        for source in range(draws)
+    ]
+    rng = generator(seed, "augment", client, round_)
+    for step in range(steps):
+        yield tuple(data.batch(torch.from_numpy(source[step]), rng) for source in sources)

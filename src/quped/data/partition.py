@@ -1,0 +1,153 @@
+"""Who gets which samples. Every function returns one array of indices per client, for training and for testing."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quped.errors import DataError, check, check_number
+
+Indices = NDArray[np.int64]
+
+
+class Share(NamedTuple):
+    """The samples of one client."""
+
+    train: Indices
+    test: Indices
+
+
+def by_classes(
+    train_labels: Indices,
+    test_labels: Indices,
+    clients: int,
+    classes_per_client: int,
+    rng: np.random.Generator,
+) -> list[Share]:
+    """Give each client `classes_per_client` random classes, and each class to the same number of clients.
+
+    (Where clients * classes_per_client is no multiple of the number of classes, some classes go to one client more.)
+    A class's samples are dealt evenly among its clients; every sample is given to exactly one.
+    """
+    classes = np.unique(train_labels)
+    check_number("number of clients", clients, 1)
+    check_number("number of classes per client", classes_per_client, 1, len(classes))
+    if clients * classes_per_client < len(classes):
+        raise DataError(
+            f"{clients} clients with {classes_per_client} classes each cannot share out {len(classes)} classes: "
+            "use more clients or more classes per client."
+        )
+    owners = assign_classes(classes, clients, classes_per_client, rng)
+    return deal(train_labels, test_labels, owners, clients, rng)
+
+
+def assign_classes(
+    classes: Indices, clients: int, classes_per_client: int, rng: np.random.Generator
+) -> dict[int, list[int]]:
+    """Return, for each class, the clients that get it: equally many for each class, distinct within a client."""
+    slots = clients * classes_per_client
+    extra = rng.permutation(classes)[: slots % len(classes)]
+    cards = rng.permutation(np.concatenate([np.repeat(classes, slots // len(classes)), extra]))
+    hands = cards.reshape(clients, classes_per_client)
+    # Dealt at random, a client may hold a class twice: exchange such a card with a random one, where that helps both.
+    for client in range(clients):
+        while len(set(hands[client])) < classes_per_client:
+            values, counts = np.unique(hands[client], return_counts=True)
+            mine = int(np.flatnonzero(hands[client] == values[counts > 1][0])[0])
+            other, theirs = int(rng.integers(clients)), int(rng.integers(classes_per_client))
+            give, take = hands[client, mine], hands[other, theirs]
+            if take not in hands[client] and give not in hands[other]:
+                hands[client, mine], hands[other, theirs] = take, give
+    return {int(c): [i for i in range(clients) if c in hands[i]] for c in classes}
+
+
+def deal(
+    train_labels: Indices,
+    test_labels: Indices,
+    owners: dict[int, list[int]],
+    clients: int,
+    rng: np.random.Generator,
+) -> list[Share]:
+    """Split each class's samples evenly among the clients that own it."""
+    parts: list[tuple[list[Indices], list[Indices]]] = [([], []) for _ in range(clients)]
+    for label, members in owners.items():
+        for which, labels in enumerate((train_labels, test_labels)):
+            shuffled = rng.permutation(np.flatnonzero(labels == label))
+            for client, chunk in zip(members, np.array_split(shuffled, len(members)), strict=True):
+                parts[client][which].append(chunk)
+    return checked([Share(join(train), join(test)) for train, test in parts])
+
+
+def by_dirichlet(
+    train_labels: Indices, test_labels: Indices, clients: int, alpha: float, rng: np.random.Generator
+) -> list[Share]:
+    """Split each class among the clients in proportions from Dirichlet(alpha), the same for training and testing.
+
+    Small alpha: few classes per client; large alpha: near IID. Drawn anew, at most 100 times, until every client has
+    a training and a test sample.
+    """
+    check_number("number of clients", clients, 1)
+    check(alpha > 0, "alpha of a Dirichlet partition", "above 0", alpha)
+    for _ in range(100):
+        parts: list[tuple[list[Indices], list[Indices]]] = [([], []) for _ in range(clients)]
+        for label in np.unique(train_labels):
+            cuts = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1]
+            for which, labels in enumerate((train_labels, test_labels)):
+                shuffled = rng.permutation(np.flatnonzero(labels == label))
+                for client, chunk in enumerate(np.split(shuffled, np.rint(cuts * len(shuffled)).astype(int))):
+                    parts[client][which].append(chunk)
+        shares = [Share(join(train), join(test)) for train, test in parts]
+        if all(len(s.train) and len(s.test) for s in shares):
+            return shares
+    raise DataError(
+        f"No Dirichlet({alpha:g}) partition among {clients} clients gave each a training and a test sample: "
+        "use a larger alpha or fewer clients."
+    )
+
+
+def iid(train_labels: Indices, test_labels: Indices, clients: int, rng: np.random.Generator) -> list[Share]:
+    """Deal all samples at random, evenly."""
+    check_number("number of clients", clients, 1)
+    halves = [np.array_split(rng.permutation(len(labels)), clients) for labels in (train_labels, test_labels)]
+    return checked([Share(np.sort(train), np.sort(test)) for train, test in zip(*halves, strict=True)])
+
+
+def by_writer(
+    writers: Indices, clients: int, writers_per_client: int, test_fraction: float, rng: np.random.Generator
+) -> list[Share]:
+    """Give each client all samples of `writers_per_client` random writers, and split them into train and test.
+
+    Both kinds of indices point into the one set that `writers` describes.
+    """
+    check_number("number of clients", clients, 1)
+    check_number("number of writers per client", writers_per_client, 1)
+    check(0 < test_fraction < 1, "test fraction", "between 0 and 1", test_fraction)
+    known = np.unique(writers)
+    if clients * writers_per_client > len(known):
+        raise DataError(
+            f"{clients} clients with {writers_per_client} writers each need {clients * writers_per_client} writers; "
+            f"the data has {len(known)}."
+        )
+    chosen = rng.permutation(known)[: clients * writers_per_client].reshape(clients, writers_per_client)
+    shares = []
+    for mine in chosen:
+        samples = rng.permutation(np.flatnonzero(np.isin(writers, mine)))
+        tests = max(1, round(len(samples) * test_fraction))
+        shares.append(Share(np.sort(samples[tests:]), np.sort(samples[:tests])))
+    return checked(shares)
+
+
+def join(parts: list[Indices]) -> Indices:
+    """Concatenate, in the order of the data set."""
+    return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+
+def checked(shares: list[Share]) -> list[Share]:
+    """Refuse a partition that leaves a client without samples."""
+    for i, share in enumerate(shares):
+        if not len(share.train) or not len(share.test):
+            raise DataError(
+                f"Client {i} of {len(shares)} would get {len(share.train)} training and {len(share.test)} test "
+                "samples: use fewer clients."
+            )
+    return shares

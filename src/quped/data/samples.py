@@ -1,0 +1,111 @@
+"""What a data set looks like to the rest of the package."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quped.errors import DataError
+from quped.typing import Batch
+
+
+class Samples(Protocol):
+    """Labelled samples that can be drawn by index."""
+
+    @property
+    def labels(self) -> Tensor:
+        """All labels, int64."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
+        """Return the samples at `indices`. Training passes `rng`, from which augmentation, if any, is drawn."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorSamples:
+    """Samples that are rows of a tensor in memory."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.labels)
+
+    def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
+        """Return the rows at `indices`."""
+        return Batch((self.inputs[indices],), self.labels[indices])
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some samples of a larger set, which is not copied."""
+
+    whole: Samples
+    indices: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels of the subset."""
+        return self.whole.labels[self.indices]
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.indices)
+
+    def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
+        """Return samples by their index in the subset."""
+        return self.whole.batch(self.indices[indices], rng)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set with its canonical split."""
+
+    name: str
+    train: Samples
+    test: Samples
+    classes: int
+    input_shape: tuple[int, ...]
+    """Channels, height and width of images; the size of the vocabulary of texts."""
+    class_names: tuple[str, ...] = ()
+    writers: NDArray[np.int64] | None = None
+    """Who wrote each sample. If known, `train` and `test` are one pool that is partitioned by writer."""
+
+
+Pair = tuple[Tensor | NDArray[np.generic], Tensor | NDArray[np.generic]]
+
+
+def as_samples(data: Samples | Pair, what: str) -> Samples:
+    """Take a user's `(inputs, labels)`, tensors or arrays, or anything that already is `Samples`; check it.
+
+    `what` names the data in errors, such as "training data of client 'phone'".
+    """
+    if not isinstance(data, tuple):
+        samples = data
+    else:
+        if len(data) != 2:
+            raise DataError(f"The {what} must be a pair (inputs, labels), got {len(data)} things.")
+        inputs, labels = (torch.as_tensor(part) for part in data)
+        if inputs.is_floating_point():
+            inputs = inputs.to(torch.get_default_dtype())
+            if not bool(inputs.isfinite().all()):
+                raise DataError(f"The inputs of the {what} hold NaN or infinity: clean them before training.")
+        if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise DataError(f"The labels of the {what} must be class numbers, one integer for each sample.")
+        if len(inputs) != len(labels):
+            raise DataError(f"The {what} have {len(inputs)} inputs but {len(labels)} labels.")
+        samples = TensorSamples(inputs, labels.long())
+    if len(samples) == 0:
+        raise DataError(f"The {what} are empty: a client needs at least one sample.")
+    if int(samples.labels.min()) < 0:
+        raise DataError(f"The labels of the {what} must be 0 or more, got {int(samples.labels.min())}.")
+    return samples

@@ -1,0 +1,148 @@
+"""The loop of a federation, written once. An engine says where a client's round is computed."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from quped.algorithms import AnyAlgorithm, Task
+from quped.data import Samples
+from quped.errors import check, check_number
+from quped.evaluate import Score
+from quped.rng import generator
+from quped.typing import Batch, Clock, Model, Phase
+
+
+@dataclass(frozen=True)
+class Player:
+    """A client as engines see it."""
+
+    name: str
+    """Identifies the client's random numbers, too."""
+    task: Task
+    train: Samples
+    test: Samples
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When what happens: rounds of `local_steps` steps; epochs, phases and learning rates change between rounds."""
+
+    epochs: int
+    finetune_epochs: int
+    """The last epochs, spent on fine-tuning after hard quantization."""
+    steps_per_epoch: int
+    local_steps: int
+    """tau, the steps between two communications."""
+    lr: float
+    lr_decay: float
+    """Factor on the learning rate per epoch."""
+    clients_per_round: int
+    """K, the clients sampled for a round."""
+    evaluate_every: int
+    """In epochs. The last round is always evaluated."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for what in ("epochs", "steps_per_epoch", "local_steps", "clients_per_round", "evaluate_every"):
+            value = getattr(self, what)
+            check(isinstance(value, int) and value >= 1, what, "a whole number of at least 1", value)
+        check_number("number of finetune_epochs", self.finetune_epochs, 0, self.epochs)
+        check(self.lr > 0, "learning rate lr", "above 0", self.lr)
+        check(0 < self.lr_decay <= 1, "lr_decay", "above 0 and at most 1", self.lr_decay)
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return math.ceil(self.epochs * self.steps_per_epoch / self.local_steps)
+
+    def epoch(self, round_: int) -> int:
+        """Return the epoch in which a round begins."""
+        return round_ * self.local_steps // self.steps_per_epoch
+
+    def clock(self, round_: int) -> Clock:
+        """Return the clock of a round."""
+        epoch = self.epoch(round_)
+        phase = Phase.TRAIN if epoch < self.epochs - self.finetune_epochs else Phase.FINETUNE
+        t = torch.tensor(float(epoch))
+        return Clock(round_, epoch, phase, t, self.lr * self.lr_decay**t)
+
+    def evaluates(self, round_: int) -> bool:
+        """Say whether a round ends with an evaluation: the last one does, and the last of every n-th epoch."""
+        here, next_ = (self.epoch(r) // self.evaluate_every for r in (round_, round_ + 1))
+        return here != next_ or round_ == self.rounds - 1
+
+
+class RoundReport(NamedTuple):
+    """What a round gave."""
+
+    clock: Clock
+    loss: float
+    """Training loss, mean over the round's clients and steps."""
+    scores: list[Score] | None
+    """For each client, its deployed model on its test samples; None in rounds without evaluation."""
+
+
+class Engine(Protocol):
+    """Computes clients' rounds and keeps their personal state."""
+
+    def play(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
+        """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
+        ...
+
+    def deployed(self, shared: Any, client: int) -> Model:
+        """Return the model that a client uses now."""
+        ...
+
+    def scores(self, shared: Any) -> list[Score]:
+        """Evaluate every client's deployed model on its own test samples."""
+        ...
+
+
+def client_round(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    shared: Any,
+    personal: Any,
+    batches: Iterable[tuple[Batch, ...]],
+    clock: Clock,
+) -> tuple[Any, Any, float]:
+    """One client's round: the only place where an algorithm's methods are called in turn.
+
+    Return the personal state, the payload and the mean loss.
+    """
+    work = algorithm.start(task, shared, personal, clock)
+    losses = []
+    for step in batches:
+        work, metrics = algorithm.step(task, work, step, clock)
+        losses.append(metrics["loss"])
+    personal, payload = algorithm.finish(task, work, step[0], clock)
+    return personal, payload, float(torch.stack(losses).mean())
+
+
+def choose(plan: Plan, clients: int, seed: int, round_: int) -> list[int]:
+    """Return the clients of a round, in ascending order."""
+    if plan.clients_per_round >= clients:
+        return list(range(clients))
+    picked = generator(seed, "clients", round_).choice(clients, plan.clients_per_round, replace=False)
+    return sorted(int(i) for i in picked)
+
+
+def run(
+    algorithm: AnyAlgorithm,
+    players: Sequence[Player],
+    plan: Plan,
+    seed: int,
+    engine: Engine,
+    report: Callable[[RoundReport], None],
+) -> Any:
+    """Run all rounds and return the final shared state."""
+    shared = algorithm.init_shared(players[0].task)
+    for clock in map(plan.clock, range(plan.rounds)):
+        mean, loss = engine.play(shared, clock, choose(plan, len(players), seed, clock.round))
+        shared = algorithm.combine(shared, mean)
+        report(RoundReport(clock, loss, engine.scores(shared) if plan.evaluates(clock.round) else None))
+    return shared

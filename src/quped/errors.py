@@ -1,0 +1,46 @@
+"""One family of errors. Each message names the thing, the cause and, where there is one, the remedy."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+class QupedError(Exception):
+    """Anything a user can put right. The command line prints it without a traceback and exits with 2."""
+
+
+class InvalidValueError(QupedError, ValueError):
+    """A hyperparameter, option or field with a value that it cannot have."""
+
+
+class DataError(QupedError):
+    """Data that cannot be learned from."""
+
+
+class NetworkError(QupedError):
+    """A network that does not fit its data or its algorithm."""
+
+
+class RunError(QupedError):
+    """A run that cannot start, or cannot go on."""
+
+
+def check(ok: bool, what: str, rule: str, got: object) -> None:
+    """Raise `The WHAT must be RULE, got GOT.` unless `ok`."""
+    if not ok:
+        raise InvalidValueError(f"The {what} must be {rule}, got {got!r}.")
+
+
+def check_number(what: str, value: float, low: float, high: float = math.inf) -> None:
+    """Check that `value` is a number in [low, high]; NaN is not."""
+    rule = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    check(number and low <= value <= high, what, rule, value)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a sentence that suggests the known word nearest to `word`, and lists all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
+    hint = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{hint}Known: {', '.join(names)}."

@@ -1,0 +1,167 @@
+"""From an experiment file to run records."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quped.algorithms import FULL_PRECISION, AnyAlgorithm
+from quped.data import DATASETS, Dataset, Samples, Subset
+from quped.data.partition import Indices, Share, by_classes, by_dirichlet, iid
+from quped.errors import RunError
+from quped.experiments.schema import Classes, Dirichlet, Experiment, Iid
+from quped.federation import Client, Federation
+from quped.fit import Fit, Progress
+from quped.rng import generator
+from quped.runs import RunRecord, holds_run
+
+VALIDATION_FRACTION = 0.2
+
+ProgressOf = Callable[[AnyAlgorithm], Callable[[Progress], None]]
+"""For each algorithm, what to tell after each of its rounds."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The fits of an experiment: the algorithm's first, then those it was compared with."""
+
+    fits: list[Fit]
+    result: dict[str, Any]
+    """What `result.json` says."""
+
+
+def run_experiment(
+    experiment: Experiment,
+    *,
+    preset: str,
+    seed: int,
+    out: Path,
+    overwrite: bool = False,
+    progress: ProgressOf = lambda _: lambda _: None,
+) -> Outcome:
+    """Run all algorithms of an experiment and record them: the first in `out`, the others in folders below it.
+
+    Everything is checked before the first file is written.
+    """
+    algorithms = experiment.algorithms
+    clients = Population(experiment, seed)
+    federations = [clients.federation(algorithm) for algorithm in algorithms]
+    folders = [out, *(out / name for name in distinct([a.name for a in algorithms[1:]]))]
+    for folder in folders:
+        if holds_run(folder) and not overwrite:
+            raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite.")
+    config = experiment.model_dump(mode="json")
+    training = experiment.training.model_dump()
+    fits: list[Fit] = []
+    results: list[dict[str, Any]] = []
+    # The main algorithm comes first, but its record is finished last: then it can tell of the comparison.
+    records = [RunRecord(folder, overwrite=overwrite) for folder in folders]
+    for federation, record, options in zip(
+        federations, records, (experiment.algorithm, *experiment.compare), strict=True
+    ):
+        mine = config | {"algorithm": dict(options), "compare": []}
+        record.config({"preset": preset, "seed": seed, "config": mine})
+        fit = federation.fit(**training, progress=recording(record, progress(federation.algorithm)))
+        fits.append(fit)
+        results.append({"preset": preset, **fit.result(), "config": mine})
+    for record, result in zip(records[1:], results[1:], strict=True):
+        record.result(result)
+    results[0]["config"] = config
+    results[0]["comparison"] = [summary(fit) for fit in fits]
+    records[0].result(results[0])
+    return Outcome(fits, results[0])
+
+
+def recording(record: RunRecord, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    """Write every evaluation to the record, then tell of it."""
+
+    def told(progress: Progress) -> None:
+        if progress.evaluation is not None:
+            record.point({**vars(progress.evaluation), "mean": progress.evaluation.mean})
+        tell(progress)
+
+    return told
+
+
+def summary(fit: Fit) -> dict[str, Any]:
+    """Return a method's line in the comparison."""
+    return {
+        "algorithm": fit.algorithm,
+        "accuracy": fit.result()["accuracy"]["mean"],
+        "bytes_packed": round(float(np.mean([c.bytes_packed for c in fit.clients]))),
+        "seconds": round(fit.seconds, 3),
+    }
+
+
+def distinct(names: list[str]) -> list[str]:
+    """Return folder names: a repeated name gets a number."""
+    return [name if names.count(name) == 1 else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]
+
+
+class Population:
+    """The clients of an experiment, with the same data for every algorithm."""
+
+    def __init__(self, experiment: Experiment, seed: int) -> None:
+        """Load the data and share it out."""
+        self._experiment = experiment
+        self._seed = seed
+        self._groups = [group for group in experiment.clients for _ in range(group.count)]
+        data = DATASETS[experiment.data.name]()
+        self._samples = share_out(data, experiment, len(self._groups), seed)
+        # One function per network, so that clients with the same network form a group.
+        self._maker = cache(lambda choice: partial(choice.build, data.input_shape, data.classes))
+
+    def federation(self, algorithm: AnyAlgorithm) -> Federation:
+        """Return the clients under an algorithm.
+
+        One that needs the global network at every client, or full precision, gets clients that have it: this is how
+        methods are compared that cannot all do the same.
+        """
+        meeting = self._experiment.global_model or self._experiment.clients[0].model
+        clients = [
+            Client(
+                name=f"client-{i:0{len(str(len(self._groups) - 1))}d}",
+                train=train,
+                test=test,
+                model=self._maker(meeting if algorithm.meets_in == "same" else group.model),
+                bits=group.bits if algorithm.quantizes else FULL_PRECISION,
+                per_channel=group.per_channel,
+                start=group.start,
+            )
+            for i, (group, (train, test)) in enumerate(zip(self._groups, self._samples, strict=True))
+        ]
+        return Federation(clients, algorithm, self._maker(meeting), self._seed)
+
+
+def share_out(data: Dataset, experiment: Experiment, clients: int, seed: int) -> list[tuple[Samples, Samples]]:
+    """Return the training samples and the samples to evaluate on of every client."""
+    partition = experiment.data.partition
+    rng = generator(seed, "partition")
+    train_labels, test_labels = data.train.labels.numpy(), data.test.labels.numpy()
+    match partition:
+        case Classes():
+            shares = by_classes(train_labels, test_labels, clients, partition.classes, rng)
+        case Dirichlet():
+            shares = by_dirichlet(train_labels, test_labels, clients, partition.alpha, rng)
+        case Iid():
+            shares = iid(train_labels, test_labels, clients, rng)
+    if experiment.data.evaluate_on == "test":
+        return [(subset(data.train, share.train), subset(data.test, share.test)) for share in shares]
+    held = [hold_out(share.train, generator(seed, "validation", i)) for i, share in enumerate(shares)]
+    return [(subset(data.train, share.train), subset(data.train, share.test)) for share in held]
+
+
+def hold_out(indices: Indices, rng: np.random.Generator) -> Share:
+    """Split off a fifth of a client's training samples for validation."""
+    shuffled = rng.permutation(indices)
+    count = max(1, round(len(indices) * VALIDATION_FRACTION))
+    return Share(np.sort(shuffled[count:]), np.sort(shuffled[:count]))
+
+
+def subset(samples: Samples, indices: Indices) -> Samples:
+    """Return some of the samples."""
+    return Subset(samples, torch.from_numpy(indices))

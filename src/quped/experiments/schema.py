@@ -1,0 +1,255 @@
+"""What an experiment file may say. A file is validated whole, and every mistake is reported at once."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from torch import nn
+
+from quped.algorithms import ALGORITHMS, AnyAlgorithm
+from quped.data import DATASETS
+from quped.errors import InvalidValueError, QupedError, nearest
+from quped.federation import BITS
+from quped.models import cnn1, cnn2, mlp, resnet
+from quped.quant import Start
+
+
+def known_bits(bits: int) -> int:
+    """Accept a bit-width that a client can have."""
+    if bits not in BITS:
+        raise ValueError("must be one of 1..8 or 32")
+    return bits
+
+
+def known_dataset(name: str) -> str:
+    """Accept the name of a data set."""
+    if name not in DATASETS:
+        raise ValueError(f"is no data set. {nearest(name, DATASETS)}")
+    return name
+
+
+class Section(BaseModel):
+    """A table of the file; what it does not know is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Classes(Section):
+    """Each client has samples of `classes` classes."""
+
+    kind: Literal["classes"] = "classes"
+    classes: int = Field(ge=1)
+
+
+class Dirichlet(Section):
+    """Class proportions from Dirichlet(alpha)."""
+
+    kind: Literal["dirichlet"]
+    alpha: float = Field(gt=0)
+
+
+class Iid(Section):
+    """All clients alike."""
+
+    kind: Literal["iid"]
+
+
+class Data(Section):
+    """The data set, and who gets what."""
+
+    name: Annotated[str, AfterValidator(known_dataset)]
+    partition: Annotated[Classes | Dirichlet | Iid, Field(discriminator="kind")]
+    evaluate_on: Literal["test", "validation"] = "test"
+    """`validation`: a fifth of each client's training samples, which are then not trained on."""
+
+
+class CNN1(Section):
+    """The paper's CNN1."""
+
+    name: Literal["cnn1"]
+    width: float = Field(default=1.0, gt=0)
+
+    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
+        """Make the network."""
+        return cnn1(input_shape, classes, self.width)
+
+
+class CNN2(Section):
+    """The paper's CNN2."""
+
+    name: Literal["cnn2"]
+    width: float = Field(default=1.0, gt=0)
+
+    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
+        """Make the network."""
+        return cnn2(input_shape, classes, self.width)
+
+
+class MLP(Section):
+    """A multi-layer perceptron."""
+
+    name: Literal["mlp"]
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128, 64)
+
+    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
+        """Make the network."""
+        return mlp(input_shape, classes, self.hidden)
+
+
+class ResNet(Section):
+    """A ResNet for 32x32 images."""
+
+    name: Literal["resnet"]
+    depth: Literal[8, 20, 32] = 20
+
+    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
+        """Make the network."""
+        return resnet(input_shape, classes, self.depth)
+
+
+def named(value: object) -> object:
+    """Let a plain name stand for a network with default options."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+NetworkChoice = Annotated[
+    CNN1 | CNN2 | MLP | ResNet,
+    Field(discriminator="name"),
+    BeforeValidator(named),
+]
+
+
+class Group(Section):
+    """Clients with the same network and bit-width."""
+
+    count: int = Field(ge=1)
+    model: NetworkChoice
+    bits: Annotated[int, AfterValidator(known_bits)] = 32
+    per_channel: bool = False
+    start: Start = "range"
+
+
+class Training(Section):
+    """How long and how fast; the arguments of `Federation.fit`."""
+
+    epochs: int = Field(default=30, ge=1)
+    finetune_epochs: int | None = Field(default=None, ge=0)
+    local_steps: int = Field(default=10, ge=1)
+    batch_size: int | None = Field(default=25, ge=1)
+    steps_per_epoch: int | None = Field(default=None, ge=1)
+    lr: float = Field(default=0.1, gt=0)
+    lr_decay: float = Field(default=0.99, gt=0, le=1)
+    weight_decay: float = Field(default=1e-4, ge=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    clients_per_round: int | None = Field(default=None, ge=1)
+    evaluate_every: int = Field(default=1, ge=1)
+
+
+class Experiment(Section):
+    """A whole experiment file."""
+
+    description: str = ""
+    data: Data
+    clients: tuple[Group, ...] = Field(min_length=1)
+    global_model: NetworkChoice | None = None
+    training: Training = Training()
+    algorithm: dict[str, Any] = {"name": "quped"}
+    compare: tuple[dict[str, Any], ...] = ()
+    """Further algorithms, run on the same clients beside the first one."""
+
+    @property
+    def algorithms(self) -> list[AnyAlgorithm]:
+        """The algorithm, then those it is compared with."""
+        return [build_algorithm(options) for options in (self.algorithm, *self.compare)]
+
+
+def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
+    """Make an algorithm from its table: `name`, and hyperparameters by their names."""
+    name = options.get("name")
+    kind = ALGORITHMS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise InvalidValueError(f"name {name!r} is no algorithm. {nearest(str(name), ALGORITHMS)}")
+    hyper = {k: v for k, v in options.items() if k != "name"}
+    names = [f.name for f in fields(kind)]
+    for unknown in hyper.keys() - set(names):
+        raise InvalidValueError(f"{name} has no hyperparameter '{unknown}'. {nearest(unknown, names)}")
+    algorithm: AnyAlgorithm = TypeAdapter(kind).validate_python(hyper)
+    return algorithm
+
+
+def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file, apply `key=value` changes, and validate the whole."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValueError(f"The experiment file {path} cannot be read: {error}.") from error
+    for change in changes:
+        apply(values, change)
+    return validate(values, path.name)
+
+
+def validate(values: dict[str, Any], name: str) -> Experiment:
+    """Return the experiment, or report every mistake in it."""
+    mistakes, experiment = [], None
+    try:
+        experiment = Experiment.model_validate(values)
+    except ValidationError as error:
+        mistakes += describe(error)
+    places = {"algorithm": values.get("algorithm", {"name": "quped"})}
+    compared = values.get("compare", ())
+    places |= {f"compare[{i}]": entry for i, entry in enumerate(compared if isinstance(compared, list) else ())}
+    for place, options in places.items():
+        if not isinstance(options, dict):
+            continue  # reported above
+        try:
+            build_algorithm(options)
+        except ValidationError as error:
+            mistakes += [f"{place}.{line}" for line in describe(error)]
+        except QupedError as error:
+            mistakes.append(f"{place}: {error}")
+    if experiment is None or mistakes:
+        count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        raise InvalidValueError("\n  ".join([f"{name} has {count}:", *mistakes]))
+    return experiment
+
+
+def describe(error: ValidationError) -> list[str]:
+    """Return one line for each mistake: where, what, and the value found."""
+    lines = []
+    for item in error.errors():
+        place = ""
+        for part in item["loc"]:
+            place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+        text = item["msg"].removeprefix("Value error, ")
+        found = "" if item["type"] == "missing" or isinstance(item["input"], dict) else f" (got {item['input']!r})"
+        lines.append(f"{place}: {text}{found}" if place else f"{text}{found}")
+    return lines
+
+
+def apply(values: dict[str, Any], change: str) -> None:
+    """Apply one `key=value`, the key with dots and `[i]`, the value in TOML or a bare word."""
+    key, equals, text = change.partition("=")
+    parts = [part for piece in key.strip().split(".") for part in piece.replace("]", "").split("[")]
+    if not equals or not all(parts):
+        raise InvalidValueError(
+            f"--set takes KEY=VALUE, such as training.epochs=5 or clients[0].bits=1, got {change!r}."
+        )
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    here: Any = values
+    try:
+        for part in parts[:-1]:
+            here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
+        if isinstance(here, list):
+            here[int(parts[-1])] = value
+        else:
+            here[parts[-1]] = value
+    except (ValueError, IndexError, TypeError, AttributeError) as error:
+        raise InvalidValueError(f"--set {change}: there is nothing at '{key.strip()}' to set.") from error

@@ -1,0 +1,309 @@
+"""Clients with their own data, network and bit-width, and a federation of them."""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Task
+from quped.data import Pair, Samples, as_samples
+from quped.engines import InlineEngine, Plan, Player, RoundReport, run
+from quped.errors import InvalidValueError, NetworkError, check
+from quped.fit import ClientReport, Evaluation, Fit, Progress
+from quped.models import FunctionalNetwork
+from quped.quant import Start
+from quped.quant.storage import float_bytes, packed_bytes
+from quped.rng import torch_seeded
+from quped.typing import Model
+
+ModelSource = nn.Module | Callable[[], nn.Module]
+"""A module, whose weights are where training starts, or a function that makes one."""
+
+BITS = (*range(1, 9), FULL_PRECISION)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A device: its data, its network, its bit-width. None of these need to be those of another client."""
+
+    name: str
+    train: Samples | Pair
+    """Training samples: (inputs, labels) as tensors or arrays."""
+    test: Samples | Pair
+    """Samples on which the client's model is evaluated."""
+    model: ModelSource
+    """Functions are called with torch seeded, all alike: clients with the same network start from the same weights."""
+    bits: int = FULL_PRECISION
+    """Bits per quantized weight: 1 to 8, or 32 for full precision."""
+    quantize: Sequence[str] | None = None
+    """Names of the parameters to quantize; by default all weights but those of the first and the last layer."""
+    per_channel: bool = False
+    """Give every output channel its own centers, instead of one set to the layer."""
+    start: Start = "range"
+    """Where centers start: "range", as in the paper, or "kmeans"."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client that was checked and admitted."""
+
+    client: Client
+    train: Samples
+    test: Samples
+    network: FunctionalNetwork
+    task: Task
+
+    @property
+    def who(self) -> str:
+        """How messages call it."""
+        return f"client '{self.client.name}'"
+
+
+class Federation:
+    """Clients, an algorithm, and the network of the global model in which the clients meet.
+
+    Everything that can be checked before training is checked when the federation is made.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        algorithm: AnyAlgorithm,
+        global_model: ModelSource | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Without `global_model`, the clients' own network is the global one; then all must have the same."""
+        check(isinstance(seed, int) and seed >= 0, "seed", "a whole number of at least 0", seed)
+        check(len(clients) > 0, "number of clients", "at least 1", 0)
+        names = [client.name for client in clients]
+        for name in names:
+            check(isinstance(name, str) and name != "", "name of a client", "a non-empty string", name)
+            check(names.count(name) == 1, "names of the clients", "distinct", name)
+        self.algorithm = algorithm
+        self.seed = seed
+        self._names = names
+        self._made: dict[tuple[int, tuple[str, ...] | None], FunctionalNetwork] = {}
+        self._tasks: dict[tuple[object, ...], Task] = {}
+        self._global = self._global_network(clients, global_model)
+        # Inside, clients stand in the order of their names, so that permuting them changes nothing.
+        self._members = [self._admit(client) for client in sorted(clients, key=lambda c: c.name)]
+        tell_unseen_classes(self._members)
+
+    def _network(self, source: ModelSource, quantize: Sequence[str] | None, who: str) -> FunctionalNetwork:
+        key = (id(source), None if quantize is None else tuple(quantize))
+        if key not in self._made:
+            if isinstance(source, nn.Module):
+                module = source
+            else:
+                with torch_seeded(self.seed, "init"):
+                    module = source()
+            check(isinstance(module, nn.Module), f"model of {who}", "an nn.Module or a function that makes one", module)
+            self._made[key] = FunctionalNetwork(module, quantize)
+        return self._made[key]
+
+    def _global_network(self, clients: Sequence[Client], source: ModelSource | None) -> FunctionalNetwork:
+        if source is None:
+            if len({id(c.model) for c in clients}) > 1 and self.algorithm.meets_in != "none":
+                raise NetworkError(
+                    "The clients have different networks: say with global_model=... in which one they meet."
+                )
+            source = clients[0].model
+        return self._network(source, None, "the global model")
+
+    def _admit(self, client: Client) -> Member:
+        who = f"client '{client.name}'"
+        check(type(client.bits) is int and client.bits in BITS, f"'bits' of {who}", "one of 1..8 or 32", client.bits)
+        train = as_samples(client.train, f"training data of {who}")
+        test = as_samples(client.test, f"test data of {who}")
+        network = self._network(client.model, client.quantize, who)
+        if client.bits < FULL_PRECISION:
+            self._check_quantizable(network, who)
+        outputs = output_size(network, train, f"The network of {who}")
+        highest = max(int(train.labels.max()), int(test.labels.max()))
+        if highest >= outputs:
+            raise NetworkError(
+                f"The network of {who} has {outputs} outputs but its labels go up to {highest}: "
+                f"it needs at least {highest + 1} outputs."
+            )
+        if self.algorithm.meets_in != "none":
+            self._check_meeting(network, train, outputs, who)
+        key = (id(network), client.bits, client.per_channel, client.start)
+        if key not in self._tasks:
+            self._tasks[key] = Task(
+                network=network,
+                initial=network.initial,
+                global_network=self._global,
+                global_initial=self._global.initial,
+                bits=client.bits,
+                quantized=network.quantized if client.bits < FULL_PRECISION else (),
+                start=client.start,
+                per_channel=client.per_channel,
+            )
+        return Member(client, train, test, network, self._tasks[key])
+
+    def _check_quantizable(self, network: FunctionalNetwork, who: str) -> None:
+        if not self.algorithm.quantizes:
+            raise InvalidValueError(
+                f"{type(self.algorithm).__name__} trains full-precision models only: set bits=32 for {who}, "
+                "or use Local, QuPeL or QuPeD."
+            )
+        if not network.quantized:
+            raise NetworkError(
+                f"The network of {who}, {network.name}, has no layer between the first and the last to quantize: "
+                f"name parameters with quantize=[...]. It has {', '.join(network.initial.params)}."
+            )
+
+    def _check_meeting(self, network: FunctionalNetwork, train: Samples, outputs: int, who: str) -> None:
+        expected = output_size(self._global, train, f"The global model, on the data of {who},")
+        if outputs != expected:
+            raise NetworkError(
+                f"The network of {who} has {outputs} outputs but the global model has {expected}: "
+                "make them equal, so that one can teach the other."
+            )
+        if self.algorithm.meets_in == "same" and shapes(network) != shapes(self._global):
+            raise NetworkError(
+                f"{type(self.algorithm).__name__} needs the global network at every client, but {who} has another: "
+                "use QuPeD, FML or Local for clients with different networks."
+            )
+
+    def fit(
+        self,
+        *,
+        epochs: int = 30,
+        local_steps: int = 10,
+        batch_size: int | None = 25,
+        steps_per_epoch: int | None = None,
+        lr: float = 0.1,
+        lr_decay: float = 0.99,
+        weight_decay: float = 1e-4,
+        momentum: float = 0.0,
+        finetune_epochs: int | None = None,
+        clients_per_round: int | None = None,
+        evaluate_every: int = 1,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> Fit:
+        """Train, and return what was learned.
+
+        An epoch has `steps_per_epoch` steps; by default as many as the average client needs to see its samples once
+        in batches of `batch_size`. With `batch_size=None` each client's batch size is chosen so that an epoch is one
+        pass over its own data. Clients communicate after every `local_steps` steps. `finetune_epochs` of the epochs
+        are spent on fine-tuning after hard quantization; by default a sixth, and none where nobody quantizes.
+        `clients_per_round` clients are sampled for each round; by default all take part. `evaluate_every` counts
+        epochs. `progress` is called after every round.
+        """
+        began = time.monotonic()
+        members = self._members
+        plan = Plan(
+            epochs=epochs,
+            finetune_epochs=self._finetune_epochs(epochs) if finetune_epochs is None else finetune_epochs,
+            steps_per_epoch=steps_per_epoch or default_steps(members, batch_size),
+            local_steps=local_steps,
+            lr=lr,
+            lr_decay=lr_decay,
+            clients_per_round=clients_per_round or len(members),
+            evaluate_every=evaluate_every,
+        )
+        if plan.clients_per_round > len(members):
+            raise InvalidValueError(f"Of {len(members)} clients, {plan.clients_per_round} cannot be sampled.")
+        sgd = SGD(weight_decay, momentum)
+        tasks = {id(task): replace(task, sgd=sgd) for task in self._tasks.values()}
+        players = [
+            Player(
+                name=m.client.name,
+                task=tasks[id(m.task)],
+                train=m.train,
+                test=m.test,
+                batch_size=batch_size or -(-len(m.train) // plan.steps_per_epoch),
+            )
+            for m in members
+        ]
+        curve: list[Evaluation] = []
+
+        def report(told: RoundReport) -> None:
+            clock = told.clock
+            evaluation = None
+            if told.scores is not None:
+                found = {p.name: s.accuracy for p, s in zip(players, told.scores, strict=True)}
+                accuracy = {name: found[name] for name in self._names}
+                seconds = round(time.monotonic() - began, 3)
+                evaluation = Evaluation(clock.round, clock.epoch, clock.phase.value, told.loss, accuracy, seconds)
+                curve.append(evaluation)
+            progress(Progress(clock.round, plan.rounds, clock.epoch, clock.phase.value, told.loss, evaluation))
+
+        engine = InlineEngine(self.algorithm, players, plan, self.seed)
+        shared = run(self.algorithm, players, plan, self.seed, engine, report)
+        models = {p.name: engine.deployed(shared, i) for i, p in enumerate(players)}
+        by_name = {m.client.name: m for m in members}
+        return Fit(
+            algorithm=self.algorithm.name,
+            seed=self.seed,
+            epochs=plan.epochs,
+            rounds=plan.rounds,
+            seconds=time.monotonic() - began,
+            curve=curve,
+            clients=[describe(by_name[name], models[name], curve[-1].accuracy[name]) for name in self._names],
+            models={name: models[name] for name in self._names},
+            networks={name: by_name[name].network for name in self._names},
+        )
+
+    def _finetune_epochs(self, epochs: int) -> int:
+        quantizes = any(m.client.bits < FULL_PRECISION for m in self._members)
+        return round(epochs / 6) if quantizes else 0
+
+
+def describe(member: Member, model: Model, accuracy: float) -> ClientReport:
+    """Return what came out for one client."""
+    client, task = member.client, member.task
+    return ClientReport(
+        name=client.name,
+        model=member.network.name,
+        bits=client.bits,
+        samples=len(member.train),
+        accuracy=accuracy,
+        parameters=sum(v.numel() for v in model.params.values()),
+        bytes_packed=packed_bytes(model, task.quantized, client.bits, per_channel=client.per_channel),
+        bytes_float32=float_bytes(model),
+    )
+
+
+def default_steps(members: Sequence[Member], batch_size: int | None) -> int:
+    """Return the steps in which the average client sees its samples once."""
+    check(batch_size is not None, "batch_size", "given when steps_per_epoch is not", batch_size)
+    check(type(batch_size) is int and batch_size >= 1, "batch_size", "a whole number of at least 1", batch_size)
+    return -(-sum(len(m.train) for m in members) // (len(members) * (batch_size or 1)))
+
+
+def output_size(network: FunctionalNetwork, samples: Samples, what: str) -> int:
+    """Run the network on one sample and return the number of its outputs."""
+    batch = samples.batch(torch.zeros(1, dtype=torch.long))
+    model = network.initial
+    try:
+        with torch.no_grad():
+            logits, _ = network(model.params, model.buffers, batch.inputs, train=False)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise NetworkError(f"{what} cannot run on its data: {error}") from error
+    if logits.dim() != 2:
+        raise NetworkError(
+            f"{what} must give one row of class scores for each sample, got shape {tuple(logits.shape)}."
+        )
+    return logits.shape[1]
+
+
+def shapes(network: FunctionalNetwork) -> dict[str, torch.Size]:
+    """Return the shape of every parameter: what must agree for parameters to be averaged."""
+    return {k: v.shape for k, v in network.initial.params.items()}
+
+
+def tell_unseen_classes(members: Sequence[Member]) -> None:
+    """Warn, in one sentence, of clients that are tested on classes which they never see."""
+    unseen = {m.client.name: sorted(set(m.test.labels.tolist()) - set(m.train.labels.tolist())) for m in members}
+    found = [f"'{name}' ({', '.join(map(str, classes))})" for name, classes in unseen.items() if classes]
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        warnings.warn(
+            f"Some clients are tested on classes that they have no training samples of: {', '.join(found[:3])}{more}.",
+            stacklevel=3,
+        )

@@ -1,0 +1,104 @@
+"""What a federation learned."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from quped.errors import check
+from quped.models import FunctionalNetwork
+from quped.runs import versions
+from quped.typing import Model
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A point of the learning curve."""
+
+    round: int
+    epoch: int
+    phase: str
+    loss: float
+    """Training loss, mean over the round's clients and steps."""
+    accuracy: dict[str, float]
+    """Test accuracy of each client's deployed model."""
+    seconds: float
+    """Since the start."""
+
+    @property
+    def mean(self) -> float:
+        """Test accuracy, mean over clients."""
+        return float(np.mean(list(self.accuracy.values())))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told after every round, for progress bars."""
+
+    round: int
+    rounds: int
+    epoch: int
+    phase: str
+    loss: float
+    evaluation: Evaluation | None
+    """None in rounds without evaluation."""
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """What came out for one client."""
+
+    name: str
+    model: str
+    bits: int
+    samples: int
+    """Training samples."""
+    accuracy: float
+    parameters: int
+    bytes_packed: int
+    """Size of the model with its quantized weights at `bits` bits each."""
+    bytes_float32: int
+    """Size of the same model in float32."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The result of `Federation.fit`."""
+
+    algorithm: str
+    seed: int
+    epochs: int
+    rounds: int
+    seconds: float
+    curve: list[Evaluation]
+    """One point per evaluation. The last one, after the last round, is the result."""
+    clients: list[ClientReport]
+    models: Mapping[str, Model]
+    """Each client's deployed tensors."""
+    networks: Mapping[str, FunctionalNetwork]
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """Test accuracy of each client's deployed model after the last round."""
+        return self.curve[-1].accuracy
+
+    def module(self, client: str) -> nn.Module:
+        """Return a client's model as an ordinary module in evaluation mode, with hard-quantized weights."""
+        check(client in self.models, "client", f"one of {', '.join(self.models)}", client)
+        return self.networks[client].module(self.models[client])
+
+    def result(self) -> dict[str, Any]:
+        """Return the run's record as plain values."""
+        values = list(self.accuracy.values())
+        return {
+            "algorithm": self.algorithm,
+            "seed": self.seed,
+            "accuracy": {"mean": float(np.mean(values)), "std": float(np.std(values)), "per_client": self.accuracy},
+            "clients": [asdict(client) for client in self.clients],
+            "epochs": self.epochs,
+            "rounds": self.rounds,
+            "seconds": round(self.seconds, 3),
+            "versions": versions(),
+        }

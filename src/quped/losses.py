@@ -1,0 +1,33 @@
+"""Cross-entropy and knowledge distillation. Reduction, direction, temperature and detachment are explicit."""
+
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over the batch of -log softmax(logits)[label]: the paper's f."""
+    return functional.cross_entropy(logits, labels)
+
+
+def distillation(
+    teacher: Tensor,
+    student: Tensor,
+    *,
+    trains: Literal["teacher", "student", "both"],
+    temperature: float = 1.0,
+) -> Tensor:
+    """Return D_KL(softmax(teacher / T) || softmax(student / T)) * T^2, summed over classes, mean over the batch.
+
+    The paper's f^KD(x, w) has the global model w as teacher, the *first* argument of the divergence; x is trained
+    by the second argument, w by the first. `trains` names the side that gets a gradient; the other is detached.
+    T^2 keeps the size of the gradient independent of T; the paper has T = 1.
+    """
+    if trains == "student":
+        teacher = teacher.detach()
+    elif trains == "teacher":
+        student = student.detach()
+    log_p = functional.log_softmax(teacher / temperature, dim=-1)
+    log_q = functional.log_softmax(student / temperature, dim=-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1).mean() * temperature**2

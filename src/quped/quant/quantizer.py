@@ -1,0 +1,67 @@
+"""Which center a weight belongs to, the quantizers Q_c and Q~_c, the distance R and the objective F_lambda.
+
+Throughout, the weights of a tensor are viewed as `[groups, n]` and its centers are `[groups, m]`, sorted along m:
+one group for per-layer centers, one per output channel for per-channel centers.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def grouped(x: Tensor, centers: Tensor) -> Tensor:
+    """View weights of any shape as `[groups, n]`, to match their centers `[groups, m]`."""
+    return x.reshape(centers.shape[0], -1)
+
+
+def midpoints(centers: Tensor) -> Tensor:
+    """Return the borders (c_j + c_{j-1}) / 2 between neighbouring centers."""
+    return (centers[:, 1:] + centers[:, :-1]) / 2
+
+
+def nearest(x: Tensor, centers: Tensor) -> Tensor:
+    """Return, as `[groups, n]`, the index of the center nearest to each weight; the lower one of two equally near.
+
+    This is the only place where a weight is assigned to a center.
+    """
+    return torch.searchsorted(midpoints(centers).detach().contiguous(), grouped(x, centers).detach().contiguous())
+
+
+def place(centers: Tensor, assignment: Tensor, shape: torch.Size) -> Tensor:
+    """Return a tensor of `shape` holding, for each weight, the center that it is assigned to.
+
+    Its gradient by a center is the sum of the gradients of the weights assigned to it: the limit P -> infinity of
+    the paper's appendix.
+    """
+    return centers.gather(1, assignment).reshape(shape)
+
+
+def hard(x: Tensor, centers: Tensor) -> Tensor:
+    """Q_c(x): every weight becomes its nearest center. The gradient by x is 0."""
+    return place(centers, nearest(x, centers), x.shape)
+
+
+def soft(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
+    """Q~_c(x) = c_1 + sum_{j>=2} (c_j - c_{j-1}) sigmoid(P (x - (c_j + c_{j-1}) / 2)), with `sharpness` P."""
+    gaps = (centers[:, 1:] - centers[:, :-1]).unsqueeze(1)
+    steps = torch.sigmoid(sharpness * (grouped(x, centers).unsqueeze(-1) - midpoints(centers).unsqueeze(1)))
+    return ((gaps * steps).sum(-1) + centers[:, :1]).reshape(x.shape)
+
+
+def quantize(x: Tensor, centers: Tensor, sharpness: float = math.inf) -> Tensor:
+    """Q~_c(x) for a finite P, and its limit Q_c(x) for P = infinity."""
+    return hard(x, centers) if sharpness == math.inf else soft(x, centers, sharpness)
+
+
+def distance(x: Tensor, centers: Tensor) -> Tensor:
+    """R(x, c) = min over z in C of 1/2 ||z - x||_1."""
+    return (x - hard(x, centers)).abs().sum() / 2
+
+
+def objective(
+    f: Callable[[Tensor], Tensor], x: Tensor, centers: Tensor, lam: float, sharpness: float = math.inf
+) -> Tensor:
+    """F_lambda(x, c) = f(x) + f(Q~_c(x)) + lambda R(x, c)."""
+    return f(x) + f(quantize(x, centers, sharpness)) + lam * distance(x, centers)

@@ -1,0 +1,37 @@
+"""lambda(t): how hard the weights are pulled to their centers, as training goes on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quped.errors import check, check_number
+
+
+@dataclass(frozen=True)
+class Linear:
+    """lambda(t) = rate * t / decay^t, with t in epochs.
+
+    With `decay` equal to the learning rate's decay per epoch, lambda(t) * eta_1(t) grows linearly to the end.
+    """
+
+    rate: float
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_number("rate of lambda(t)", self.rate, 0)
+        check(0 < self.decay <= 1, "decay of lambda(t)", "above 0 and at most 1", self.decay)
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """Return lambda(t) for a 0-dim tensor t."""
+        return self.rate * t / self.decay**t
+
+
+PAPER: Mapping[int, Linear] = {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}
+"""The paper's schedules for MNIST and FEMNIST, by bit-width."""
+
+
+def schedule_for(bits: int, schedules: Mapping[int, Linear]) -> Linear:
+    """Return the schedule of the largest listed bit-width that is not above `bits`, or else of the smallest."""
+    return schedules[max((b for b in schedules if b <= bits), default=min(schedules))]

@@ -1,0 +1,21 @@
+"""Randomness as an argument: a generator for every purpose, made from a key. Nothing here has a state."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def generator(seed: int, *key: int | str) -> np.random.Generator:
+    """Return the generator that belongs to a key, such as (seed, "batches", client, round)."""
+    return np.random.default_rng([seed, *(zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key)])
+
+
+@contextmanager
+def torch_seeded(seed: int, *key: int | str) -> Iterator[None]:
+    """Seed torch (initial weights, dropout) from a key within the block, and leave its state outside unchanged."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(seed, *key).integers(2**63)))
+        yield

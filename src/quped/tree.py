@@ -1,0 +1,59 @@
+"""Arithmetic on trees of tensors: dictionaries and NamedTuples, nested, with tensors as leaves."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from quped.typing import Params
+
+T = TypeVar("T")
+
+
+def map_leaves(f: Callable[..., Tensor], tree: T, *others: T) -> T:
+    """Apply `f` to corresponding leaves of trees of one shape."""
+    if isinstance(tree, Tensor):
+        return cast(T, f(tree, *others))
+    if isinstance(tree, dict):
+        pairs = {k: map_leaves(f, v, *(cast(Any, o)[k] for o in others)) for k, v in tree.items()}
+        return cast(T, pairs)
+    if isinstance(tree, tuple):
+        parts = [map_leaves(f, *column) for column in zip(tree, *cast(Any, others), strict=True)]
+        return cast(T, type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts))
+    raise TypeError(f"a tree holds tensors, dictionaries and tuples, not {type(tree).__name__}")
+
+
+def items(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield every leaf with its path, such as `x.params/conv1.weight`."""
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from items(value, f"{prefix}/{key}" if prefix else str(key))
+    elif isinstance(tree, tuple):
+        names = getattr(tree, "_fields", range(len(tree)))
+        for name, value in zip(names, tree, strict=True):
+            yield from items(value, f"{prefix}.{name}" if prefix else str(name))
+    else:
+        raise TypeError(f"a tree holds tensors, dictionaries and tuples, not {type(tree).__name__}")
+
+
+def add_scaled(a: Params, b: Params, scale: Tensor | float) -> Params:
+    """Return a + scale * b."""
+    return {k: v + scale * b[k] for k, v in a.items()}
+
+
+def difference(a: Params, b: Params) -> Params:
+    """Return a - b."""
+    return {k: v - b[k] for k, v in a.items()}
+
+
+def zeros_like(a: Params) -> Params:
+    """Return zeros in the shape of `a`."""
+    return {k: torch.zeros_like(v) for k, v in a.items()}
+
+
+def floats(a: Params) -> Params:
+    """Return the floating-point entries: what can be averaged (a BatchNorm batch counter cannot)."""
+    return {k: v for k, v in a.items() if v.is_floating_point()}
