@@ -1,5 +1,6 @@
 """Clients with their own data, network and bit-width, and a federation of them."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -89,8 +90,8 @@ class Federation:
         self._tasks: dict[tuple[object, ...], Task] = {}
         self._global = self._global_network(clients, global_model)
         # Inside, clients stand in the order of their names, so that permuting them changes nothing.
-        self._members = [self._admit(client) for client in sorted(clients, key=lambda c: c.name)]
-        tell_unseen_classes(self._members)
+        self.members = [self._admit(client) for client in sorted(clients, key=lambda c: c.name)]
+        tell_unseen_classes(self.members)
 
     def _network(self, source: ModelSource, quantize: Sequence[str] | None, who: str) -> FunctionalNetwork:
         key = (id(source), None if quantize is None else tuple(quantize))
@@ -195,15 +196,17 @@ class Federation:
         epochs. `progress` is called after every round.
         """
         began = time.monotonic()
-        members = self._members
+        members = self.members
+        if batch_size is not None:
+            check(type(batch_size) is int and batch_size >= 1, "batch_size", "a whole number of at least 1", batch_size)
         plan = Plan(
             epochs=epochs,
             finetune_epochs=self._finetune_epochs(epochs) if finetune_epochs is None else finetune_epochs,
-            steps_per_epoch=steps_per_epoch or default_steps(members, batch_size),
+            steps_per_epoch=default_steps(members, batch_size) if steps_per_epoch is None else steps_per_epoch,
             local_steps=local_steps,
             lr=lr,
             lr_decay=lr_decay,
-            clients_per_round=clients_per_round or len(members),
+            clients_per_round=len(members) if clients_per_round is None else clients_per_round,
             evaluate_every=evaluate_every,
         )
         if plan.clients_per_round > len(members):
@@ -216,7 +219,7 @@ class Federation:
                 task=tasks[id(m.task)],
                 train=m.train,
                 test=m.test,
-                batch_size=batch_size or -(-len(m.train) // plan.steps_per_epoch),
+                batch_size=math.ceil(len(m.train) / plan.steps_per_epoch) if batch_size is None else batch_size,
             )
             for m in members
         ]
@@ -250,7 +253,7 @@ class Federation:
         )
 
     def _finetune_epochs(self, epochs: int) -> int:
-        quantizes = any(m.client.bits < FULL_PRECISION for m in self._members)
+        quantizes = any(m.client.bits < FULL_PRECISION for m in self.members)
         return round(epochs / 6) if quantizes else 0
 
 
@@ -271,9 +274,9 @@ def describe(member: Member, model: Model, accuracy: float) -> ClientReport:
 
 def default_steps(members: Sequence[Member], batch_size: int | None) -> int:
     """Return the steps in which the average client sees its samples once."""
-    check(batch_size is not None, "batch_size", "given when steps_per_epoch is not", batch_size)
-    check(type(batch_size) is int and batch_size >= 1, "batch_size", "a whole number of at least 1", batch_size)
-    return -(-sum(len(m.train) for m in members) // (len(members) * (batch_size or 1)))
+    if batch_size is None:
+        raise InvalidValueError("The batch_size must be given when steps_per_epoch is not.")
+    return math.ceil(sum(len(m.train) for m in members) / (len(members) * batch_size))
 
 
 def output_size(network: FunctionalNetwork, samples: Samples, what: str) -> int:

@@ -52,7 +52,7 @@ class InlineEngine:
         try:
             with torch_seeded(self._seed, "steps", player.name, clock.round):
                 personal, payload, loss = client_round(
-                    self._algorithm, player.task, shared, self._state(shared, client), batches, clock
+                    self._algorithm, player.task, shared, self.personal(shared, client), batches, clock
                 )
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, QupedError):
@@ -66,14 +66,15 @@ class InlineEngine:
         self._personal[client] = personal
         return payload, loss
 
-    def _state(self, shared: Any, client: int) -> Any:
+    def personal(self, shared: Any, client: int) -> Any:
+        """Return a client's own state; of one that never took part, the one that it would start with."""
         if client in self._personal:
             return self._personal[client]
         return self._algorithm.init_personal(self._players[client].task, shared)
 
     def deployed(self, shared: Any, client: int) -> Model:
-        """Return the model that a client uses now; one that never took part, the one that it would start with."""
-        return self._algorithm.deploy(self._players[client].task, shared, self._state(shared, client))
+        """Return the model that a client uses now."""
+        return self._algorithm.deploy(self._players[client].task, shared, self.personal(shared, client))
 
     def scores(self, shared: Any) -> list[Score]:
         """Evaluate every client's deployed model on its own test samples."""

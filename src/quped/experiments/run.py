@@ -47,30 +47,28 @@ def run_experiment(
 
     Everything is checked before the first file is written.
     """
-    algorithms = experiment.algorithms
-    clients = Population(experiment, seed)
-    federations = [clients.federation(algorithm) for algorithm in algorithms]
-    folders = [out, *(out / name for name in distinct([a.name for a in algorithms[1:]]))]
+    methods = experiment.methods
+    population = Population(experiment, seed)
+    federations = [population.federation(method.algorithm) for method in methods]
+    folders = [out, *(out / name for name in distinct([m.algorithm.name for m in methods[1:]]))]
     for folder in folders:
         if holds_run(folder) and not overwrite:
             raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite.")
-    config = experiment.model_dump(mode="json")
-    training = experiment.training.model_dump()
+    whole = experiment.model_dump(mode="json")
+    records = [RunRecord(folder, overwrite=overwrite) for folder in folders]
     fits: list[Fit] = []
     results: list[dict[str, Any]] = []
-    # The main algorithm comes first, but its record is finished last: then it can tell of the comparison.
-    records = [RunRecord(folder, overwrite=overwrite) for folder in folders]
-    for federation, record, options in zip(
-        federations, records, (experiment.algorithm, *experiment.compare), strict=True
-    ):
-        mine = config | {"algorithm": dict(options), "compare": []}
-        record.config({"preset": preset, "seed": seed, "config": mine})
-        fit = federation.fit(**training, progress=recording(record, progress(federation.algorithm)))
+    for method, federation, record in zip(methods, federations, records, strict=True):
+        training = method.training.model_dump()
+        config = whole | {"algorithm": method.options, "training": training, "compare": []}
+        record.config({"preset": preset, "seed": seed, "config": config})
+        fit = federation.fit(**training, progress=recording(record, progress(method.algorithm)))
         fits.append(fit)
-        results.append({"preset": preset, **fit.result(), "config": mine})
+        results.append({"preset": preset, **fit.result(), "config": config})
+    # The first record is finished last: it tells of the comparison.
     for record, result in zip(records[1:], results[1:], strict=True):
         record.result(result)
-    results[0]["config"] = config
+    results[0]["config"] = whole
     results[0]["comparison"] = [summary(fit) for fit in fits]
     records[0].result(results[0])
     return Outcome(fits, results[0])

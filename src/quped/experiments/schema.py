@@ -1,10 +1,11 @@
 """What an experiment file may say. A file is validated whole, and every mistake is reported at once."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import nn
@@ -148,6 +149,26 @@ class Training(Section):
     evaluate_every: int = Field(default=1, ge=1)
 
 
+class Peer(Section):
+    """An algorithm to compare with, and what differs in its training."""
+
+    algorithm: dict[str, Any]
+    training: dict[str, Any] = {}
+
+    def trained(self, training: Training) -> Training:
+        """Return the experiment's training with this peer's changes."""
+        return Training.model_validate({**training.model_dump(), **self.training})
+
+
+class Method(NamedTuple):
+    """One algorithm of an experiment, ready to run."""
+
+    algorithm: AnyAlgorithm
+    options: dict[str, Any]
+    """As the experiment has them."""
+    training: Training
+
+
 class Experiment(Section):
     """A whole experiment file."""
 
@@ -157,13 +178,18 @@ class Experiment(Section):
     global_model: NetworkChoice | None = None
     training: Training = Training()
     algorithm: dict[str, Any] = {"name": "quped"}
-    compare: tuple[dict[str, Any], ...] = ()
+    """`name`, and hyperparameters by their names."""
+    compare: tuple[Peer, ...] = ()
     """Further algorithms, run on the same clients beside the first one."""
 
     @property
-    def algorithms(self) -> list[AnyAlgorithm]:
+    def methods(self) -> list[Method]:
         """The algorithm, then those it is compared with."""
-        return [build_algorithm(options) for options in (self.algorithm, *self.compare)]
+        first = Method(build_algorithm(self.algorithm), self.algorithm, self.training)
+        return [
+            first,
+            *(Method(build_algorithm(p.algorithm), p.algorithm, p.trained(self.training)) for p in self.compare),
+        ]
 
 
 def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
@@ -200,14 +226,9 @@ def validate(values: dict[str, Any], name: str) -> Experiment:
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
         mistakes += describe(error)
-    places = {"algorithm": values.get("algorithm", {"name": "quped"})}
-    compared = values.get("compare", ())
-    places |= {f"compare[{i}]": entry for i, entry in enumerate(compared if isinstance(compared, list) else ())}
-    for place, options in places.items():
-        if not isinstance(options, dict):
-            continue  # reported above
+    for place, check in checks(values):
         try:
-            build_algorithm(options)
+            check()
         except ValidationError as error:
             mistakes += [f"{place}.{line}" for line in describe(error)]
         except QupedError as error:
@@ -216,6 +237,18 @@ def validate(values: dict[str, Any], name: str) -> Experiment:
         count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         raise InvalidValueError("\n  ".join([f"{name} has {count}:", *mistakes]))
     return experiment
+
+
+def checks(values: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield what the schema alone does not check, with its place: algorithms, and the training of each peer."""
+    if isinstance(options := values.get("algorithm", {"name": "quped"}), dict):
+        yield "algorithm", partial(build_algorithm, options)
+    peers = values.get("compare", [])
+    for i, peer in enumerate(peers if isinstance(peers, list) else []):
+        if isinstance(peer, dict) and isinstance(options := peer.get("algorithm"), dict):
+            yield f"compare[{i}].algorithm", partial(build_algorithm, options)
+        if isinstance(peer, dict) and isinstance(changes := peer.get("training"), dict):
+            yield f"compare[{i}].training", partial(Training.model_validate, changes)
 
 
 def describe(error: ValidationError) -> list[str]:

@@ -23,14 +23,11 @@ class CNN(nn.Module):
     """
 
     def __init__(
-        self,
-        input_shape: Sequence[int],
-        classes: int,
-        convs: Sequence[int] = (6, 16),
-        hidden: Sequence[int] = (120, 84),
+        self, name: str, input_shape: Sequence[int], classes: int, convs: Sequence[int], hidden: Sequence[int]
     ) -> None:
         """Build the layers for images of `input_shape` (channels, height, width)."""
         super().__init__()
+        self.name = name
         channels, height, width = input_shape
         layers: list[nn.Module] = []
         for i, filters in enumerate(convs):
@@ -63,12 +60,12 @@ def fully_connected(widths: Sequence[int]) -> nn.Sequential:
 
 def cnn1(input_shape: Sequence[int], classes: int, width: float = 1.0) -> CNN:
     """CNN1: conv 6 and 16, fully connected 120 and 84; `width` scales all of them."""
-    return CNN(input_shape, classes, scaled((6, 16), width), scaled((120, 84), width))
+    return CNN("cnn1", input_shape, classes, scaled((6, 16), width), scaled((120, 84), width))
 
 
 def cnn2(input_shape: Sequence[int], classes: int, width: float = 1.0) -> CNN:
     """CNN2: CNN1 with a third convolution of 32 filters."""
-    return CNN(input_shape, classes, scaled((6, 16, 32), width), scaled((120, 84), width))
+    return CNN("cnn2", input_shape, classes, scaled((6, 16, 32), width), scaled((120, 84), width))
 
 
 def scaled(widths: Sequence[int], factor: float) -> list[int]:

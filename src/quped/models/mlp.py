@@ -11,6 +11,8 @@ from quped.models.cnn import fully_connected
 class MLP(nn.Module):
     """Flatten, then fully connected layers with ReLU. Two hidden layers give one quantized matrix between them."""
 
+    name = "mlp"
+
     def __init__(self, input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (128, 64)) -> None:
         """Build the layers for inputs of any shape."""
         super().__init__()

@@ -26,7 +26,7 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
 
 
 class FunctionalNetwork:
-    """A module split into structure, kept here without storage, and tensors, which the caller holds.
+    """A module split into structure, kept here, and tensors, which the caller holds.
 
     Buffers (BatchNorm statistics) and frozen parameters are part of the tensors: `Model.buffers`.
     """
@@ -50,7 +50,7 @@ class FunctionalNetwork:
             )
         # Looking for tied weights in every call is slow; most networks have none.
         self._tied = len(params) < len(list(module.named_parameters(remove_duplicate=False)))
-        self._training = copy.deepcopy(module).to("meta").train()
+        self._training = copy.deepcopy(module).train()
         self._evaluation = copy.deepcopy(self._training).eval()
 
     def __call__(
@@ -67,7 +67,7 @@ class FunctionalNetwork:
 
     def module(self, model: Model) -> nn.Module:
         """Return an ordinary module with these tensors, in evaluation mode."""
-        module = copy.deepcopy(self._evaluation).to_empty(device="cpu")
+        module = copy.deepcopy(self._evaluation)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
             for key, value in {**model.params, **model.buffers}.items():

@@ -40,6 +40,7 @@ class ResNet(nn.Module):
     def __init__(self, blocks: int, channels: int = 3, classes: int = 10) -> None:
         """Build the network."""
         super().__init__()
+        self.name = f"resnet{6 * blocks + 2}"
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.layer1 = stage(16, 16, blocks, stride=1)

@@ -10,6 +10,7 @@ class TextClassifier(nn.Module):
     nothing; the embedding, nearly all of the memory, is quantized.
     """
 
+    name = "text"
     quantized = ("embedding.weight",)
 
     def __init__(self, vocabulary: int, classes: int, dim: int = 64) -> None:

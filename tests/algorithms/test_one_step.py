@@ -1,0 +1,279 @@
+"""One step of every algorithm against the same step in NumPy, on a model with two parameters."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from linear_model import (
+    LR,
+    Array,
+    batch,
+    by_v,
+    ce_gradient,
+    clock,
+    kd_gradient_student,
+    kd_gradient_teacher,
+    model,
+    probabilities,
+    task,
+)
+from numpy.typing import NDArray
+
+from quped.algorithms import FML, SGD, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
+from quped.algorithms.alternating import Learner
+from quped.algorithms.base import Global
+from quped.algorithms.qupel import Shared as QuPeLShared
+from quped.quant import Linear
+from quped.typing import Params, Phase
+
+X = np.array([0.9, -0.4])
+W = np.array([0.3, 0.2])
+C = np.array([-0.5, 0.6])
+LAMBDA_RATE, T, ETA2, LAMBDA_P = 0.02, 3.0, 0.05, 0.25
+LAM = LAMBDA_RATE * T
+
+
+def v(params: Params) -> Array:
+    """Return the two parameters as an array."""
+    return np.asarray(params["v"].numpy())
+
+
+def learner(x: Array, c: Array | None) -> Learner:
+    """Return a personal model."""
+    centers = {} if c is None else {"v": torch.tensor(c).unsqueeze(0)}
+    return Learner(model(x), centers, {}, {})
+
+
+def hyper(eta2: float = ETA2, sharpness: float = math.inf) -> Quantization:
+    """Return hyperparameters with lambda(t) = 0.02 t."""
+    return Quantization(eta2=eta2, lam={1: Linear(LAMBDA_RATE)}, sharpness=sharpness)
+
+
+def nearest(x: Array, c: Array) -> NDArray[np.int64]:
+    """Return the index of the nearest center."""
+    return np.asarray(np.abs(x[:, None] - c[None]).argmin(1))
+
+
+def soft_threshold(y: Array, c: Array) -> Array:
+    """The weights' prox: toward the nearest center by lambda eta_1 / 2."""
+    z = c[nearest(y, c)]
+    return np.asarray(z + np.sign(y - z) * np.maximum(np.abs(y - z) - LAM * LR / 2, 0))
+
+
+def center_pull(x: Array, c: Array) -> Array:
+    """How many of a center's weights lie above it, less those below."""
+    a = nearest(x, c)
+    return np.array([np.sign(x[a == j] - c[j]).sum() for j in range(len(c))])
+
+
+def by_centers(gradient: Array, x: Array, c: Array) -> Array:
+    """Gradient by the centers for P = infinity: sum over the weights assigned to each."""
+    a = nearest(x, c)
+    return np.array([gradient[a == j].sum() for j in range(len(c))])
+
+
+def mixed(student: Array, teacher: Array) -> Array:
+    """Gradient of (1 - lambda_p) f + lambda_p f^KD by the student."""
+    return (1 - LAMBDA_P) * ce_gradient(student) + LAMBDA_P * kd_gradient_student(teacher, student)
+
+
+def test_local_full_precision_is_sgd_with_weight_decay() -> None:
+    """x - lr (grad + wd x)."""
+    work, _ = Local().step(task(X, W, weight_decay=0.1), learner(X, None), (batch(),), clock())
+    np.testing.assert_allclose(v(work.x.params), X - LR * (ce_gradient(X) + 0.1 * X), rtol=1e-12)
+
+
+def test_local_quantized_is_algorithm_1() -> None:
+    """Lines 2 to 5 of Algorithm 1 with P = infinity."""
+    work, metrics = Local(hyper()).step(task(X, W, bits=1), learner(X, C), (batch(),), clock())
+    x = soft_threshold(X - LR * ce_gradient(X), C)
+    h = by_centers(ce_gradient(C[nearest(x, C)]), x, C)
+    c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(x, C)
+    np.testing.assert_allclose(v(work.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(work.c["v"][0].numpy(), c, rtol=1e-12)
+    expected_loss = -np.log(probabilities(X)[np.arange(4), batch().labels.numpy()]).mean()
+    assert float(metrics["loss"]) == pytest.approx(expected_loss, rel=1e-12)
+
+
+def test_quped_step_by_hand() -> None:
+    """Lines 9 to 13 of Algorithm 2 with P = infinity: x, then c at the new x, then w at the new x and c."""
+    algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper())
+    t = task(X, W, bits=1)
+    work = algorithm.start(t, Global(model(W)), learner(X, C), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+
+    x = soft_threshold(X - LR * mixed(X, W), C)
+    h = by_centers(mixed(C[nearest(x, C)], W), x, C)
+    c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(x, C)
+    q = c[nearest(x, c)]
+    w = W - LR * LAMBDA_P * (kd_gradient_teacher(W, x) + kd_gradient_teacher(W, q))
+
+    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+
+
+def test_quped_full_precision_step_by_hand() -> None:
+    """At 32 bits x takes a plain SGD step and w learns from x alone."""
+    algorithm = QuPeD(lambda_p=LAMBDA_P)
+    t = task(X, W)
+    work = algorithm.start(t, Global(model(W)), learner(X, None), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+    x = X - LR * mixed(X, W)
+    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), W - LR * LAMBDA_P * kd_gradient_teacher(W, x), rtol=1e-12)
+
+
+def sigmoid(z: Array) -> Array:
+    """The logistic function."""
+    return np.asarray(1 / (1 + np.exp(-z)))
+
+
+def test_quped_step_with_a_finite_p() -> None:
+    """With the soft quantizer, x also gets the gradient through Q~, and c that of the sigmoid."""
+    p = 4.0
+    algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper(sharpness=p))
+    t = task(X, W, bits=1)
+    work = algorithm.start(t, Global(model(W)), learner(X, C), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+
+    def soft(x: Array, c: Array) -> Array:
+        return np.asarray(c[0] + (c[1] - c[0]) * sigmoid(p * (x - c.mean())))
+
+    s = sigmoid(p * (X - C.mean()))
+    by_x = p * (C[1] - C[0]) * s * (1 - s)
+    x = soft_threshold(X - LR * (mixed(X, W) + by_x * mixed(soft(X, C), W)), C)
+    s = sigmoid(p * (x - C.mean()))
+    slope = (C[1] - C[0]) * p / 2 * s * (1 - s)
+    g = mixed(soft(x, C), W)
+    h = np.array([(g * (1 - s - slope)).sum(), (g * (s - slope)).sum()])
+    c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(x, C)
+    w = W - LR * LAMBDA_P * (kd_gradient_teacher(W, x) + kd_gradient_teacher(W, soft(x, c)))
+
+    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+
+
+def test_quped_fine_tuning_moves_weights_with_their_centers() -> None:
+    """In the last phase weights sit on centers, only centers learn, and w learns from both equal students."""
+    algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper())
+    t, late = task(X, W, bits=1), clock(phase=Phase.FINETUNE)
+    work = algorithm.start(t, Global(model(W)), learner(X, C), late)
+    a = nearest(X, C)
+    np.testing.assert_array_equal(v(work.learner.x.params), C[a])
+    work, _ = algorithm.step(t, work, (batch(),), late)
+    c = C - ETA2 * by_centers(mixed(C[a], W), X, C)
+    w = W - 2 * LR * LAMBDA_P * kd_gradient_teacher(W, c[a])
+    np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
+    np.testing.assert_array_equal(v(work.learner.x.params), work.learner.c["v"][0].numpy()[a])
+    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+
+
+def test_fine_tuning_keeps_the_assignment_when_centers_cross() -> None:
+    """A weight follows its center past another one; afterwards centers are sorted again."""
+    t, late = task(X, W, bits=1), clock(phase=Phase.FINETUNE)
+    close = np.array([0.1, 0.100001])
+    algorithm = Local(hyper(eta2=1.0))
+    work = algorithm.start(t, algorithm.init_shared(t), learner(np.array([0.0, 1.0]), close), late)
+    work, _ = algorithm.step(t, work, (batch(),), late)
+    moved = close - by_centers(ce_gradient(close), np.array([0.0, 1.0]), close)
+    assert moved[0] > moved[1]
+    np.testing.assert_allclose(v(work.x.params), moved, rtol=1e-12)
+    np.testing.assert_allclose(work.c["v"][0].numpy(), np.sort(moved), rtol=1e-12)
+
+
+def test_fedavg_step() -> None:
+    """w - lr (grad + wd w)."""
+    t = task(X, W, weight_decay=0.1)
+    algorithm = FedAvg()
+    work = algorithm.start(t, Global(model(W)), algorithm.init_personal(t, Global(model(W))), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+    np.testing.assert_allclose(v(work.w.params), W - LR * (ce_gradient(W) + 0.1 * W), rtol=1e-12)
+
+
+def test_pfedme_step() -> None:
+    """K steps on f + lam/2 ||theta - w||^2 from the client's own theta, then w toward theta."""
+    from quped.algorithms.pfedme import Personal
+
+    algorithm = PFedMe(lam=0.5, eta=0.2, inner_steps=3)
+    t = task(X, W)
+    work = algorithm.start(t, Global(model(W)), Personal(model(X)), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+    theta = X
+    for _ in range(3):
+        theta = theta - LR * (ce_gradient(theta) + 0.5 * (theta - W))
+    np.testing.assert_allclose(v(work.theta.params), theta, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), W - 0.2 * 0.5 * (W - theta), rtol=1e-12)
+
+
+def test_perfedavg_step_and_adaptation() -> None:
+    """First-order MAML: the gradient at the adapted model, on another batch; the own model is adapted once more."""
+    algorithm = PerFedAvg(alpha=0.3)
+    t = task(X, W)
+    second = (np.array([0.7, -1.1, 2.0]), np.array([1, 1, 0]))
+    work = algorithm.start(t, Global(model(W)), algorithm.init_personal(t, Global(model(W))), clock())
+    work, _ = algorithm.step(t, work, (batch(), batch(*second)), clock())
+    adapted = W - 0.3 * ce_gradient(W)
+    w = W - LR * ce_gradient(adapted, *second)
+    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+    personal, payload = algorithm.finish(t, work, batch(), clock())
+    np.testing.assert_allclose(v(personal.adapted.params), w - 0.3 * ce_gradient(w), rtol=1e-12)
+    np.testing.assert_allclose(v(payload.w.params), w, rtol=1e-12)
+
+
+def test_fml_step_is_simultaneous() -> None:
+    """Both models step by gradients at the old pair; each divergence trains its second argument."""
+    from quped.algorithms.fml import Personal
+
+    algorithm = FML(alpha=0.2, beta=0.4)
+    t = task(X, W)
+    work = algorithm.start(t, Global(model(W)), Personal(model(X), {}), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+    x = X - LR * (0.8 * ce_gradient(X) + 0.2 * kd_gradient_student(W, X))
+    w = W - LR * (0.6 * ce_gradient(W) + 0.4 * kd_gradient_student(X, W))
+    np.testing.assert_allclose(v(work.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+
+
+def test_qupel_step() -> None:
+    """Algorithm 1 with lambda_p (x - w) in the gradient of x, then w toward the new x."""
+    algorithm = QuPeL(lambda_p=0.2, eta3=0.5, quantization=hyper())
+    t = task(X, W, bits=1)
+    work = algorithm.start(t, QuPeLShared(model(W).params), learner(X, C), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+    x = soft_threshold(X - LR * (ce_gradient(X) + 0.2 * (X - W)), C)
+    c = C - ETA2 * by_centers(ce_gradient(C[nearest(x, C)]), x, C) + LAM * ETA2 / 2 * center_pull(x, C)
+    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w), W - 0.5 * 0.2 * (W - x), rtol=1e-12)
+
+
+def test_momentum_and_weight_decay_equal_torch() -> None:
+    """Our SGD step is that of torch.optim.SGD, over several steps."""
+    ours, velocity = {"v": torch.tensor(X)}, SGD(0.1, 0.9).init({"v": torch.tensor(X)})
+    theirs = torch.nn.Parameter(torch.tensor(X))
+    optimizer = torch.optim.SGD([theirs], lr=LR, momentum=0.9, weight_decay=0.1)
+    for i in range(5):
+        gradient = torch.tensor([0.3 * i, -0.2], dtype=torch.float64)
+        ours, velocity = SGD(0.1, 0.9).step(ours, {"v": gradient}, velocity, LR)
+        theirs.grad = gradient.clone()
+        optimizer.step()
+    torch.testing.assert_close(ours["v"], theirs.detach(), rtol=1e-12, atol=0)
+
+
+def test_the_gradient_helpers_agree_with_finite_differences() -> None:
+    """The hand-derived gradients of this file are those of the losses that they are named after."""
+
+    def kd(teacher: Array, student: Array) -> float:
+        p, q = probabilities(teacher), probabilities(student)
+        return float((p * np.log(p / q)).sum(1).mean())
+
+    for i in range(2):
+        step = 1e-6 * np.eye(2)[i]
+        by_student = (kd(W, X + step) - kd(W, X - step)) / 2e-6
+        by_teacher = (kd(W + step, X) - kd(W - step, X)) / 2e-6
+        assert kd_gradient_student(W, X)[i] == pytest.approx(by_student, rel=1e-6)
+        assert kd_gradient_teacher(W, X)[i] == pytest.approx(by_teacher, rel=1e-6)
+    assert by_v(np.ones((4, 2))).shape == (2,)

@@ -1,0 +1,224 @@
+"""What every algorithm must keep, whatever it computes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_federation import Net, algorithms, clients, fit, samples, values
+
+from quped import Client, tree
+from quped import algorithms as package
+from quped.algorithms import SGD, AnyAlgorithm, Task
+from quped.data import as_samples
+from quped.data.batches import draw
+from quped.engines import InlineEngine, Plan, Player
+from quped.engines.rounds import choose
+from quped.models import FunctionalNetwork
+from quped.rng import torch_seeded
+from quped.typing import Batch, Clock, Phase
+
+EVERY = sorted(algorithms())
+every_algorithm = pytest.mark.parametrize("name", EVERY)
+every_phase = pytest.mark.parametrize("phase", list(Phase))
+
+
+def make(name: str) -> AnyAlgorithm:
+    """Return an algorithm with its default hyperparameters."""
+    return algorithms()[name]()
+
+
+def task(algorithm: AnyAlgorithm, momentum: float = 0.9) -> Task:
+    """Return a task with BatchNorm and momentum, quantized where the algorithm can."""
+    with torch_seeded(0, "init"):
+        network, shared = FunctionalNetwork(Net()), FunctionalNetwork(Net())
+    bits = 2 if algorithm.quantizes else 32
+    quantized = network.quantized if algorithm.quantizes else ()
+    return Task(
+        network,
+        network.initial,
+        shared,
+        shared.initial,
+        bits,
+        quantized,
+        sgd=SGD(weight_decay=0.01, momentum=momentum),
+    )
+
+
+def clock(phase: Phase) -> Clock:
+    """Return a clock in the given phase."""
+    return Clock(4, 2, phase, torch.tensor(2.0), torch.tensor(0.1))
+
+
+def batches(algorithm: AnyAlgorithm) -> list[tuple[Batch, ...]]:
+    """Return the batches of one round."""
+    data = as_samples(samples(0, 30), "data")
+    return list(draw(data, seed=0, client="c", round_=0, steps=3, batch_size=8, draws=algorithm.draws))
+
+
+def play(algorithm: AnyAlgorithm, phase: Phase) -> dict[str, Any]:
+    """Run one round of one client by hand and return everything that took part."""
+    t, now, steps = task(algorithm), clock(phase), batches(algorithm)
+    shared = algorithm.init_shared(t)
+    personal = algorithm.init_personal(t, shared)
+    works = [algorithm.start(t, shared, personal, now)]
+    for step in steps:
+        works.append(algorithm.step(t, works[-1], step, now)[0])
+    kept, payload = algorithm.finish(t, works[-1], steps[-1][0], now)
+    return {
+        "task": t,
+        "shared": shared,
+        "personal": personal,
+        "works": tuple(works),
+        "kept": kept,
+        "payload": payload,
+        "combined": algorithm.combine(shared, payload),
+        "deployed": algorithm.deploy(t, shared, kept),
+    }
+
+
+def snapshot(state: object) -> dict[str, torch.Tensor]:
+    """Copy all tensors of a state."""
+    return {path: leaf.clone() for path, leaf in tree.items(state)}
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """Assert that two snapshots agree bit for bit."""
+    assert a.keys() == b.keys()
+    for path, leaf in a.items():
+        assert torch.equal(leaf, b[path]), path
+
+
+def test_the_suite_sees_every_algorithm() -> None:
+    """Every file of the folder that is no shared piece holds an algorithm, and there are seven."""
+    folder = Path(package.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base", "alternating"}
+    assert set(EVERY) == files
+    assert len(EVERY) == 7
+
+
+@every_algorithm
+@every_phase
+def test_a_round_changes_none_of_its_inputs(name: str, phase: Phase) -> None:
+    """Shared and personal state, the work of earlier steps, the batches and the initial weights stay as they were."""
+    algorithm = make(name)
+    t, now, steps = task(algorithm), clock(phase), batches(algorithm)
+    shared = algorithm.init_shared(t)
+    personal = algorithm.init_personal(t, shared)
+    work = algorithm.start(t, shared, personal, now)
+    inputs = (shared, personal, work, t.initial, t.global_initial, now.t, now.lr, *(b for s in steps for b in s))
+    before = snapshot(inputs)
+    after = work
+    for step in steps:
+        after, _ = algorithm.step(t, after, step, now)
+    kept, payload = algorithm.finish(t, after, steps[-1][0], now)
+    algorithm.combine(shared, payload)
+    algorithm.deploy(t, shared, kept)
+    assert_equal(snapshot(inputs), before)
+
+
+@every_algorithm
+@every_phase
+def test_a_step_learns_and_is_deterministic(name: str, phase: Phase) -> None:
+    """The same inputs give the same bits, and the deployed model is not the initial one."""
+    first, second = play(make(name), phase), play(make(name), phase)
+    for key in ("kept", "payload", "combined", "deployed"):
+        assert_equal(snapshot(first[key]), snapshot(second[key]))
+    algorithm = make(name)
+    learned = algorithm.deploy(first["task"], first["combined"], first["kept"])
+    start = first["task"].initial if algorithm.meets_in != "same" else first["task"].global_initial
+    assert any(not torch.equal(learned.params[k], start.params[k]) for k in ("first.weight", "last.weight"))
+
+
+@every_algorithm
+@every_phase
+def test_no_personal_tensor_is_sent(name: str, phase: Phase) -> None:
+    """No tensor of the personal state, old or new, appears in the payload: neither its memory nor its values."""
+    played = play(make(name), phase)
+    personal = [leaf for state in (played["personal"], played["kept"]) for _, leaf in tree.items(state)]
+    initial = [leaf for _, leaf in tree.items((played["task"].initial, played["task"].global_initial))]
+    for path, sent in tree.items(played["payload"]):
+        assert sent.is_floating_point(), path
+        for mine in personal:
+            if any(torch.equal(mine, leaf) for leaf in initial if leaf.shape == mine.shape):
+                continue  # everyone starts from the same initial weights; they are no secret
+            assert mine.data_ptr() != sent.data_ptr(), path
+            assert mine.shape != sent.shape or not torch.equal(mine, sent), path
+
+
+@every_algorithm
+def test_evaluating_more_often_changes_nothing(name: str) -> None:
+    """Evaluation is a look: the deployed models are the same, bit for bit."""
+    often, seldom = fit(make(name), evaluate_every=1), fit(make(name), evaluate_every=100)
+    assert len(often.curve) > len(seldom.curve) == 1
+    assert often.accuracy == seldom.accuracy
+    assert_equal(snapshot(dict(often.models)), snapshot(dict(seldom.models)))
+
+
+@every_algorithm
+@pytest.mark.parametrize("clients_per_round", [None, 2])
+def test_permuting_clients_changes_nothing(name: str, clients_per_round: int | None) -> None:
+    """The order in which clients are listed has no influence, bit for bit."""
+    algorithm = make(name)
+    members = clients(algorithm)
+    forward = fit(algorithm, members, clients_per_round=clients_per_round)
+    backward = fit(algorithm, members[::-1], clients_per_round=clients_per_round)
+    assert list(backward.accuracy) == list(forward.accuracy)[::-1]
+    for client in forward.models:
+        assert_equal(snapshot(forward.models[client]), snapshot(backward.models[client]))
+
+
+@every_algorithm
+def test_deployed_models_have_few_values_and_run_as_modules(name: str) -> None:
+    """A quantized tensor holds at most 2^bits values; the module computes what the tensors say."""
+    result = fit(make(name))
+    for report in result.clients:
+        model = result.models[report.name]
+        if report.bits < 32:
+            assert len(values(model.params["middle.weight"])) <= 2**report.bits
+            assert len(values(model.params["first.weight"])) > 2**report.bits
+        module = result.module(report.name)
+        assert not module.training
+        inputs, labels = samples(100 + int(report.name[1:]), 12)
+        accuracy = float((module(inputs).argmax(1) == labels).float().mean())
+        assert accuracy == pytest.approx(result.accuracy[report.name])
+
+
+@every_algorithm
+def test_batchnorm_statistics_follow_the_deployed_network(name: str) -> None:
+    """Buffers are state: they move, counters too where they are not averaged, and are finite."""
+    deployed = play(make(name), Phase.TRAIN)["deployed"]
+    if make(name).name != "fedavg":  # deploys the shared model, here still that of the start
+        assert int(deployed.buffers["norm.num_batches_tracked"]) >= 3
+        assert not torch.equal(deployed.buffers["norm.running_mean"], torch.zeros(8))
+    result = fit(make(name))
+    for model in result.models.values():
+        assert not torch.equal(model.buffers["norm.running_mean"], torch.zeros_like(model.buffers["norm.running_mean"]))
+        assert all(bool(b.isfinite().all()) for b in model.buffers.values())
+
+
+@every_algorithm
+def test_a_client_that_is_not_sampled_does_not_change(name: str) -> None:
+    """With K = 1 of 3, a client's personal state changes in the rounds that it is sampled for, and only then."""
+    algorithm = make(name)
+    t, data = task(algorithm), as_samples(samples(0, 30), "data")
+    plan = Plan(3, 0, 2, 2, lr=0.1, lr_decay=1.0, clients_per_round=1, evaluate_every=1)
+    players = [Player(f"c{i}", t, data, data, batch_size=8) for i in range(3)]
+    engine = InlineEngine(algorithm, players, plan, seed=0)
+    shared = algorithm.init_shared(t)
+    for round_ in range(3):
+        chosen = choose(plan, 3, 0, round_)
+        assert len(chosen) == 1
+        before = [snapshot(engine.personal(shared, i)) for i in range(3)]
+        engine.play(shared, plan.clock(round_), chosen)
+        for i in range(3):
+            after = snapshot(engine.personal(shared, i))
+            changed = any(not torch.equal(before[i][path], leaf) for path, leaf in after.items())
+            assert changed == (i in chosen and len(after) > 0)
+
+
+@every_algorithm
+def test_a_single_client_is_a_federation(name: str) -> None:
+    """n = 1 works, with a batch size above the number of samples."""
+    one = Client("only", train=samples(0, 5), test=samples(1, 5), model=Net)
+    assert 0 <= fit(make(name), [one]).accuracy["only"] <= 1

@@ -1,0 +1,222 @@
+"""The program as a person runs it: a process, its output, its exit code and its files."""
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from quped.cli import main
+
+FILE = """
+description = "four devices"
+
+[data]
+name = "digits"
+partition = { kind = "classes", classes = 5 }
+
+[[clients]]
+count = 2
+model = "cnn1"
+bits = 2
+
+[[clients]]
+count = 2
+model = { name = "mlp", hidden = [16, 8] }
+bits = 1
+
+[global_model]
+name = "mlp"
+
+[training]
+epochs = 2
+local_steps = 4
+batch_size = 100
+
+[algorithm]
+name = "quped"
+
+[[compare]]
+algorithm = { name = "local" }
+
+[[compare]]
+algorithm = { name = "fedavg" }
+training = { lr = 0.2 }
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """Return a small experiment file."""
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE)
+    return path
+
+
+class Done(NamedTuple):
+    """What a person sees of a command that ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def quped(*arguments: str | Path, cwd: Path) -> Done:
+    """Run the program's entry point, in this process, since starting one takes seconds."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["quped", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def test_the_program_is_installed(tmp_path: Path) -> None:
+    """As a process of its own: version, and an error with exit code 2 and no traceback."""
+    program = Path(sys.executable).with_name("quped")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert version.stdout.startswith("quped 0.")
+    wrong = subprocess.run([program, "run", "quikstart"], capture_output=True, text=True, timeout=60, check=False)
+    fails(Done(wrong.returncode, wrong.stdout, wrong.stderr), "Did you mean 'quickstart'")
+
+
+def test_a_run_from_start_to_finish(experiment: Path, tmp_path: Path) -> None:
+    """Tables on the screen; a record for the algorithm, and below it one for each it is compared with."""
+    done = quped("run", experiment, "--out", "out", "--seed", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("four devices", "QuPeD", "Local", "FedAvg", "client-0", "cnn1", "mlp", "accuracy", "kB", "out"):
+        assert word in done.stdout
+    assert "Traceback" not in done.stderr
+
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["algorithm"] == "quped"
+    assert result["preset"] == "mine"
+    assert result["seed"] == 3
+    assert result["epochs"] == 2
+    assert result["rounds"] >= 1
+    assert result["seconds"] > 0
+    assert set(result["versions"]) >= {"quped", "torch", "numpy", "python"}
+    assert result["config"]["training"]["batch_size"] == 100
+    accuracy = result["accuracy"]
+    assert set(accuracy["per_client"]) == {f"client-{i}" for i in range(4)}
+    values = list(accuracy["per_client"].values())
+    assert accuracy["mean"] == pytest.approx(sum(values) / 4)
+    clients = result["clients"]
+    assert [c["bits"] for c in clients] == [2, 2, 1, 1]
+    assert [c["model"] for c in clients] == ["cnn1", "cnn1", "mlp", "mlp"]
+    assert all(c["bytes_packed"] < c["bytes_float32"] for c in clients)
+    assert [c["algorithm"] for c in result["comparison"]] == ["quped", "local", "fedavg"]
+
+    points = [json.loads(line) for line in (tmp_path / "out" / "curves.jsonl").read_text().splitlines()]
+    assert points[-1]["mean"] == accuracy["mean"]
+    for name in ("local", "fedavg"):
+        peer = json.loads((tmp_path / "out" / name / "result.json").read_text())
+        assert peer["algorithm"] == name
+        assert peer["config"]["algorithm"]["name"] == name
+    fedavg = json.loads((tmp_path / "out" / "fedavg" / "result.json").read_text())
+    assert {c["bits"] for c in fedavg["clients"]} == {32}
+    assert (fedavg["config"]["training"]["lr"], result["config"]["training"]["lr"]) == (0.2, 0.1)
+
+
+def test_json_is_all_there_is_on_standard_output(experiment: Path, tmp_path: Path) -> None:
+    """--json prints result.json; --set changes the experiment; the same seed gives the same numbers."""
+    arguments = ("run", experiment, "--json", "--set", "compare=[]", "--set", "training.epochs=1")
+    first, second = (quped(*arguments, "--out", name, cwd=tmp_path) for name in ("a", "b"))
+    result = json.loads(first.stdout)
+    assert result == json.loads((tmp_path / "a" / "result.json").read_text())
+    assert result["epochs"] == 1
+    assert len(result["comparison"]) == 1
+    assert result["accuracy"] == json.loads(second.stdout)["accuracy"]
+
+
+def test_quiet_says_nothing(experiment: Path, tmp_path: Path) -> None:
+    """--quiet prints nothing; the record is there, in runs/ by default."""
+    done = quped("run", experiment, "--quiet", "--set", "compare=[]", cwd=tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert len(list((tmp_path / "runs").glob("mine-*/result.json"))) == 1
+
+
+def test_presets_and_help(tmp_path: Path) -> None:
+    """The presets are listed, and help names every option."""
+    assert "quickstart" in quped("presets", cwd=tmp_path).stdout
+    text = quped("run", "--help", cwd=tmp_path).stdout
+    for option in ("--set", "--seed", "--out", "--overwrite", "--quiet", "--json"):
+        assert option in text
+
+
+def fails(done: Done, *words: str) -> None:
+    """Assert exit code 2 and an error with these words, without a traceback."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+MISTAKES = [
+    (["clients[0].bits=0"], ["clients[0].bits", "1..8 or 32", "got 0"]),
+    (["clients[1].bits=9"], ["clients[1].bits", "1..8 or 32", "got 9"]),
+    (["clients[0].bits=two"], ["clients[0].bits", "integer", "'two'"]),
+    (["algorithm.name=qupd"], ["algorithm", "'qupd' is no algorithm", "Did you mean 'quped'"]),
+    (["algorithm.lambda=1"], ["quped has no hyperparameter 'lambda'", "lambda_p"]),
+    (["algorithm.lambda_p=2"], ["lambda_p", "between 0 and 1", "got 2"]),
+    (["data.name=digit"], ["data.name", "Did you mean 'digits'"]),
+    (["clients[0].model=cnn7"], ["clients[0].model", "cnn7"]),
+    (["training.epoch=3"], ["training.epoch", "Extra inputs"]),
+    (["data.partition.classes=11"], ["number of classes per client must be between 1 and 10, got 11"]),
+    (["clients[0].count=800"], ["use fewer clients"]),
+    (["training"], ["--set takes KEY=VALUE"]),
+    (["clients[7].bits=1"], ["nothing at 'clients[7].bits' to set"]),
+    (["compare[0].algorithm.name=locl"], ["compare[0].algorithm", "Did you mean 'local'"]),
+    (["compare[1].training.lr=-1"], ["compare[1].training.lr", "greater than 0"]),
+    # Every mistake at once.
+    (
+        ["training.epochs=0", "training.lr=-1", "clients[0].bits=3.5", "algorithm.lambda_p=7"],
+        ["4 mistakes", "training.epochs", "training.lr", "clients[0].bits", "lambda_p"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), MISTAKES)
+def test_mistakes_in_an_experiment(changes: list[str], words: list[str], experiment: Path, tmp_path: Path) -> None:
+    """One clear message, exit code 2, and no half-written run."""
+    arguments = [argument for change in changes for argument in ("--set", change)]
+    fails(quped("run", experiment, "--out", "out", *arguments, cwd=tmp_path), *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_presets_and_files(tmp_path: Path) -> None:
+    """The nearest preset is suggested; a missing or malformed file is named with its line."""
+    fails(quped("run", "quikstart", cwd=tmp_path), "no preset 'quikstart'", "Did you mean 'quickstart'")
+    fails(quped("run", "none.toml", cwd=tmp_path), "There is no experiment file none.toml")
+    (tmp_path / "bad.toml").write_text("[data\nname = 3")
+    fails(quped("run", "bad.toml", cwd=tmp_path), "bad.toml is not valid TOML", "line 1")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    fails(quped("run", "binary.toml", cwd=tmp_path), "binary.toml", "cannot be read")
+    (tmp_path / "empty.toml").write_text("")
+    fails(quped("run", "empty.toml", cwd=tmp_path), "data: Field required", "clients: Field required")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_existing_run_is_not_overwritten(experiment: Path, tmp_path: Path) -> None:
+    """Refused unless told; then replaced."""
+    arguments = ("run", experiment, "--out", "out", "--quiet", "--set", "compare=[]", "--set", "training.epochs=1")
+    assert quped(*arguments, cwd=tmp_path).returncode == 0
+    before = (tmp_path / "out" / "result.json").read_bytes()
+    fails(quped(*arguments, cwd=tmp_path), "out already holds a run", "--overwrite")
+    assert (tmp_path / "out" / "result.json").read_bytes() == before
+    assert quped(*arguments, "--overwrite", "--seed", "1", cwd=tmp_path).returncode == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["seed"] == 1
+
+
+def test_a_failing_run_is_told_without_a_traceback(experiment: Path, tmp_path: Path) -> None:
+    """Divergence in the middle: the client, the round and the remedy; no result is written."""
+    done = quped("run", experiment, "--out", "out", "--set", "training.lr=1e9", cwd=tmp_path)
+    fails(done, "training loss of client", "lower the learning rate")
+    assert not (tmp_path / "out" / "result.json").exists()

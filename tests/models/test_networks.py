@@ -1,0 +1,171 @@
+"""Networks: shapes, what is quantized, and modules as pure functions."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from quped.errors import NetworkError, QupedError
+from quped.models import CNN, FunctionalNetwork, ResNet, TextClassifier, cnn1, cnn2, mlp, quantizable, resnet
+from quped.typing import Model
+
+SHAPES = [(3, 32, 32), (1, 28, 28), (1, 8, 8)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("make", [cnn1, cnn2])
+def test_cnns_take_the_papers_images(make: Callable[..., CNN], shape: tuple[int, int, int]) -> None:
+    """Both run on CIFAR, MNIST and digits images, and quantize all weights but the first and the last."""
+    network = make(shape, 10)
+    assert network(torch.zeros(2, *shape)).shape == (2, 10)
+    weights = [name for name, p in network.named_parameters() if p.dim() > 1]
+    assert quantizable(network) == tuple(weights[1:-1])
+
+
+def test_cnn1_on_cifar_is_lenet() -> None:
+    """conv 6 and 16, fully connected 400-120-84-10: 62,006 parameters."""
+    shapes = [tuple(p.shape) for p in cnn1((3, 32, 32), 10).parameters() if p.dim() > 1]
+    assert shapes == [(6, 3, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)]
+    assert sum(p.numel() for p in cnn1((3, 32, 32), 10).parameters()) == 62_006
+
+
+def test_cnn2_adds_a_convolution_with_32_filters() -> None:
+    """The third convolution has 32 filters of 5x5 on 16 channels."""
+    shapes = [tuple(p.shape) for p in cnn2((3, 32, 32), 10).parameters() if p.dim() == 4]
+    assert shapes == [(6, 3, 5, 5), (16, 6, 5, 5), (32, 16, 5, 5)]
+
+
+def test_widths_are_configurable() -> None:
+    """`width` scales every layer."""
+    shapes = [tuple(p.shape) for p in cnn1((1, 28, 28), 10, width=2.0).parameters() if p.dim() > 1]
+    assert shapes == [(12, 1, 5, 5), (32, 12, 5, 5), (240, 512), (168, 240), (10, 168)]
+
+
+def test_too_small_images_are_refused() -> None:
+    """An image that pooling would shrink to nothing gets a clear error."""
+    with pytest.raises(NetworkError, match="too small"):
+        cnn1((1, 3, 3), 10)
+
+
+def test_mlp_quantizes_what_is_between() -> None:
+    """With two hidden layers, the matrix between them."""
+    network = mlp((1, 8, 8), 10, hidden=(32, 16))
+    assert network(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    assert quantizable(network) == ("layers.2.weight",)
+
+
+@pytest.mark.parametrize(("depth", "parameters"), [(8, 75_290), (20, 269_722), (32, 464_154)])
+def test_resnets(depth: int, parameters: int) -> None:
+    """Depths of the CIFAR family, with the known numbers of parameters (0.27 M and 0.46 M for 20 and 32)."""
+    network = resnet((3, 32, 32), 10, depth)
+    assert sum(p.numel() for p in network.parameters()) == parameters
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    names = quantizable(network)
+    assert "conv1.weight" not in names
+    assert "linear.weight" not in names
+    assert len(names) == depth - 2
+    assert all("bn" not in name for name in names)
+
+
+def test_resnet_parameter_names_are_those_of_cifar_checkpoints() -> None:
+    """conv1, bn1, layer1.0.conv1 ..., linear."""
+    keys = set(ResNet(3).state_dict())
+    expected = {"conv1.weight", "bn1.running_mean", "layer1.0.conv1.weight", "layer3.2.bn2.bias", "linear.bias"}
+    assert expected <= keys
+    assert not any("shortcut" in key or "downsample" in key for key in keys)
+
+
+def test_resnet_refuses_other_depths() -> None:
+    """Depths are 6n + 2."""
+    with pytest.raises(QupedError, match="6n \\+ 2"):
+        resnet((3, 32, 32), 10, 18)
+
+
+def test_text_classifier_takes_tokens_and_offsets() -> None:
+    """The mean embedding of each text, and the embedding is what is quantized."""
+    network = TextClassifier(vocabulary=20, classes=4, dim=8)
+    tokens, offsets = torch.tensor([1, 2, 3, 3, 7]), torch.tensor([0, 2])
+    logits = network(tokens, offsets)
+    assert logits.shape == (2, 4)
+    bag = network.embedding.weight[tokens[:2]].mean(0)
+    torch.testing.assert_close(logits[0], network.linear(bag))
+    assert FunctionalNetwork(network).quantized == ("embedding.weight",)
+
+
+class WithState(nn.Module):
+    """BatchNorm, a frozen layer, dropout and a tied weight in one module."""
+
+    def __init__(self) -> None:
+        """Build the layers."""
+        super().__init__()
+        self.frozen = nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(4)
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        logits: torch.Tensor = self.last(self.drop(self.b(self.a(self.norm(self.frozen(inputs))))))
+        return logits
+
+
+def test_a_functional_network_computes_what_the_module_does() -> None:
+    """In both modes, BatchNorm statistics included, and without touching module or arguments."""
+    module = WithState()
+    network = FunctionalNetwork(module)
+    model, inputs = network.initial, torch.randn(6, 4)
+    before = {k: v.clone() for k, v in {**model.params, **model.buffers}.items()}
+
+    module.eval()
+    logits, buffers = network(model.params, model.buffers, (inputs,), train=False)
+    torch.testing.assert_close(logits, module(inputs))
+    assert buffers is model.buffers
+
+    module.train()
+    torch.manual_seed(0)
+    expected = module(inputs)
+    torch.manual_seed(0)
+    logits, buffers = network(model.params, model.buffers, (inputs,), train=True)
+    torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(buffers["norm.running_mean"], module.norm.running_mean)
+    assert int(buffers["norm.num_batches_tracked"]) == 1
+    for key, value in {**model.params, **model.buffers}.items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_frozen_parameters_are_state_and_not_trained() -> None:
+    """They travel with the buffers; tied weights appear once."""
+    network = FunctionalNetwork(WithState())
+    assert "frozen.weight" in network.initial.buffers
+    assert "frozen.weight" not in network.initial.params
+    assert "b.weight" not in network.initial.params
+    assert network.quantized == ()  # a.weight and last.weight: the first and the last
+
+
+def test_module_gives_back_an_ordinary_module() -> None:
+    """With the tensors asked for, in evaluation mode, on the CPU, its own memory."""
+    network = FunctionalNetwork(WithState())
+    params = {k: torch.full_like(v, 0.5) for k, v in network.initial.params.items()}
+    module = network.module(Model(params, network.initial.buffers))
+    assert isinstance(module, WithState)
+    assert not module.training
+    assert bool((module.a.weight == 0.5).all())
+    assert module.b.weight is module.a.weight
+    assert torch.equal(module.frozen.weight, network.initial.buffers["frozen.weight"])
+    module.a.weight.data.zero_()
+    assert bool((params["a.weight"] == 0.5).all())
+
+
+def test_bad_networks_are_refused() -> None:
+    """Lazy layers, nothing to train, an unknown name to quantize: each with its remedy."""
+    with pytest.raises(NetworkError, match="run one forward pass"):
+        FunctionalNetwork(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(NetworkError, match="no trainable parameters"):
+        FunctionalNetwork(nn.ReLU())
+    with pytest.raises(NetworkError, match=r"no trainable parameter '0.wieght'.*Did you mean '0.weight'"):
+        FunctionalNetwork(nn.Sequential(nn.Linear(2, 2)), quantized=["0.wieght"])

@@ -1,0 +1,85 @@
+"""The folder tree is the architecture: who may import whom."""
+
+import ast
+from pathlib import Path
+
+import quped
+
+ROOT = Path(quped.__file__).parent
+EVERYWHERE = {"typing", "tree", "errors", "rng"}
+ALLOWED = {
+    "typing": set(),
+    "errors": set(),
+    "rng": set(),
+    "tree": {"typing"},
+    "quant": set(),
+    "losses": set(),
+    "models": set(),
+    "data": set(),
+    "runs": set(),
+    "evaluate": {"data", "losses"},
+    "algorithms": {"quant", "losses"},
+    "engines": {"algorithms", "data", "evaluate"},
+    "fit": {"models", "runs"},
+    "federation": {"algorithms", "data", "engines", "fit", "models", "quant"},
+    "experiments": {"algorithms", "data", "federation", "fit", "models", "quant", "runs"},
+    "cli": {"algorithms", "data", "experiments", "fit", "runs"},
+}
+ONLY_IN: dict[str, set[str]] = {
+    "sklearn": {"data"},
+    "pydantic": {"experiments"},
+    "typer": {"cli"},
+    "rich": {"cli", "data"},
+}
+
+
+def part_of(path: Path) -> str:
+    """Return the part of the package that a file belongs to."""
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> set[str]:
+    """Return the dotted names of all modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            names = {f"quped.{alias.name}" for alias in node.names} if node.module == "quped" else {node.module}
+            found |= names
+    return found
+
+
+def files() -> list[Path]:
+    """Return every source file but the package's own front."""
+    return [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
+
+
+def test_every_part_has_a_rule() -> None:
+    """A new part of the package needs a line above."""
+    assert {part_of(path) for path in files()} == set(ALLOWED)
+    assert len(files()) > 30
+
+
+def test_no_import_against_the_arrows() -> None:
+    """Every import of a file is allowed to its part."""
+    wrong = []
+    for path in files():
+        part = part_of(path)
+        for name in imports(path):
+            top, *rest = name.split(".")
+            if top == "quped" and rest and rest[0] not in ALLOWED[part] | EVERYWHERE | {part}:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+            if part not in ONLY_IN.get(top, {part}):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}, which only {ONLY_IN[top]} may")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:
+    """An algorithm is pure: the engine gives it its batches, and keeps its state."""
+    banned = {"random", "os", "pathlib", "io", "numpy", "time", "quped.rng"}
+    for path in (ROOT / "algorithms").glob("*.py"):
+        assert not imports(path) & banned, path
+        assert len(path.read_text().splitlines()) <= 260, f"{path} has outgrown a reader's patience"

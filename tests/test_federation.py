@@ -1,0 +1,256 @@
+"""The public API: what it promises, and what it says to bad input."""
+
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from small_federation import CLASSES, Net, samples, values, wide_net
+from torch import nn
+
+from quped import Client, FedAvg, Federation, Local, PFedMe, Progress, QuPeD, QupedError
+from quped.data import TensorSamples
+from quped.federation import ModelSource
+
+
+def client(
+    name: str = "phone",
+    *,
+    train: object = None,
+    test: object = None,
+    model: ModelSource = Net,
+    bits: object = 32,
+    **options: object,
+) -> Client:
+    """Return a client that is fine but for what is given."""
+    fields = {
+        "name": name,
+        "train": samples(0, 20) if train is None else train,
+        "test": samples(1, 12) if test is None else test,
+        "model": model,
+        "bits": bits,
+        **options,
+    }
+    make: Callable[..., Client] = Client
+    return make(**fields)
+
+
+def test_the_readme_example_in_small() -> None:
+    """Different networks and bit-widths in one federation; accuracy and a module for each."""
+    clients = [
+        client("phone", bits=1),
+        client("tablet", bits=2, model=wide_net),
+        client("laptop", train=samples(2, 30)),
+    ]
+    seen: list[Progress] = []
+    fit = Federation(clients, QuPeD(lambda_p=0.25), global_model=Net, seed=0).fit(
+        epochs=40, local_steps=5, batch_size=10, lr=0.1, progress=seen.append
+    )
+    assert list(fit.accuracy) == ["phone", "tablet", "laptop"]
+    assert min(fit.accuracy.values()) > 0.7
+    assert len(values(fit.module("phone").get_parameter("middle.weight"))) <= 2
+    assert len(values(fit.module("tablet").get_parameter("middle.weight"))) <= 4
+    assert fit.rounds == len(seen) == seen[-1].rounds
+    assert [p.round for p in seen] == list(range(fit.rounds))
+    assert seen[-1].phase == "finetune"
+    assert seen[-1].evaluation == fit.curve[-1]
+
+
+def test_sizes_are_counted_exactly() -> None:
+    """One bit for each of the 64 weights between, 2 centers, everything else in float32, buffers included."""
+    fit = Federation([client(bits=1)], Local()).fit(epochs=1)
+    (report,) = fit.clients
+    others = 6 * 8 + 8 + 8 + 8 + 8 * 3 + 3  # first, norm, middle's bias, last
+    buffers = 8 + 8 + 1
+    assert report.parameters == others + 64
+    assert report.bytes_float32 == 4 * (others + 64 + buffers)
+    assert report.bytes_packed == 4 * (others + buffers) + 64 // 8 + 2 * 4
+
+
+def test_per_channel_centers_are_one_row_per_channel() -> None:
+    """Each output channel has its own values, and pays for them."""
+    fit = Federation([client(bits=1, per_channel=True)], Local()).fit(epochs=3)
+    weights = fit.models["phone"].params["middle.weight"]
+    assert max(len(values(row)) for row in weights) <= 2
+    assert len(values(weights)) > 2
+    shared = Federation([client(bits=1)], Local()).fit(epochs=1)
+    assert fit.clients[0].bytes_packed - shared.clients[0].bytes_packed == 4 * (8 - 1) * 2
+
+
+def test_named_parameters_are_quantized() -> None:
+    """`quantize` replaces the default choice."""
+    fit = Federation([client(bits=2, quantize=["last.weight"], start="kmeans")], Local()).fit(epochs=3)
+    params = fit.models["phone"].params
+    assert len(values(params["last.weight"])) <= 4
+    assert len(values(params["middle.weight"])) > 4
+
+
+def test_a_module_can_be_given_and_stays_untouched() -> None:
+    """An instance is the start of training (warm start) and is not changed."""
+    module = Net()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    fit = Federation([client(model=module)], Local()).fit(epochs=1, lr=1e-6)
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, before[key])
+    torch.testing.assert_close(fit.models["phone"].params["first.weight"], before["first.weight"], atol=1e-4, rtol=0)
+
+
+def test_numpy_arrays_and_own_samples_are_data() -> None:
+    """Inputs may be arrays, in float64 too, or anything with labels and batch()."""
+    inputs, labels = samples(0, 20)
+    arrays = (inputs.numpy().astype(np.float64), labels.numpy().astype(np.int32))
+    own = TensorSamples(inputs, labels)
+    a = Federation([client(train=arrays)], Local()).fit(epochs=2)
+    b = Federation([client(train=own)], Local()).fit(epochs=2)
+    assert torch.equal(a.models["phone"].params["first.weight"], b.models["phone"].params["first.weight"])
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
+    """Randomness is an argument: neither torch's nor NumPy's global state has a part in it."""
+
+    def weights(seed: int) -> torch.Tensor:
+        torch.rand(seed + 1)
+        fit = Federation([client(bits=2)], QuPeD(), seed=seed).fit(epochs=2)
+        return fit.models["phone"].params["first.weight"]
+
+    torch.manual_seed(1)
+    first = weights(0)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    again = weights(0)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, weights(1))
+    torch.set_rng_state(state)
+
+
+def test_training_leaves_torchs_generator_alone() -> None:
+    """A user's own random numbers do not depend on whether a federation ran in between."""
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    Federation([client()], Local()).fit(epochs=1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropout_is_reproducible() -> None:
+    """Dropout draws from (seed, client, round)."""
+
+    def dropping() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+
+    a, b = (Federation([client(model=dropping)], Local()).fit(epochs=2) for _ in range(2))
+    assert torch.equal(a.models["phone"].params["0.weight"], b.models["phone"].params["0.weight"])
+
+
+@pytest.mark.parametrize("bits", [0, 9, 31, -1, "two", 2.0, True, None])
+def test_bits_outside_the_range(bits: object) -> None:
+    """The error names the client and the rule."""
+    with pytest.raises(QupedError, match=r"The 'bits' of client 'phone' must be one of 1\.\.8 or 32, got"):
+        Federation([client(bits=bits)], QuPeD())
+
+
+NAN = samples(0, 20)[0].index_fill(0, torch.tensor([3]), math.nan)
+
+BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
+    ({"train": (torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))}, "training data of client 'phone' are empty"),
+    ({"test": (torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))}, "test data of client 'phone' are empty"),
+    ({"train": (NAN, samples(0, 20)[1])}, "training data of client 'phone' hold NaN"),
+    ({"train": (samples(0, 20)[0], samples(0, 19)[1])}, "have 20 inputs but 19 labels"),
+    ({"train": (samples(0, 20)[0], samples(0, 20)[1].float())}, "must be class numbers"),
+    ({"train": (samples(0, 20)[0], samples(0, 20)[1] - 1)}, "must be 0 or more, got -1"),
+    ({"train": samples(0, 20)[:1]}, r"must be a pair \(inputs, labels\)"),
+    ({"test": (samples(0, 20)[0], samples(0, 20)[1] + 5)}, "has 3 outputs but its labels go up to 7"),
+    ({"train": (torch.zeros(20, 5), samples(0, 20)[1])}, "network of client 'phone' cannot run on its data"),
+    ({"model": lambda: nn.Linear(6, 3), "bits": 1}, r"no layer between .* name parameters with quantize"),
+    ({"bits": 1, "quantize": ["midle.weight"]}, "Did you mean 'middle.weight'"),
+    ({"model": lambda: "network"}, "must be an nn.Module or a function that makes one"),
+    ({"model": lambda: nn.Flatten(0)}, "no trainable parameters"),
+    ({"model": lambda: nn.Sequential(nn.Linear(6, 3), nn.Flatten(0))}, "must give one row of class scores"),
+    ({"name": ""}, "name of a client must be a non-empty string"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), BAD_CLIENTS)
+def test_bad_clients(wrong: dict[str, object], message: str) -> None:
+    """Each mistake in a client gets one clear sentence before anything is trained."""
+    make: Callable[..., Client] = client
+    with pytest.raises(QupedError, match=message):
+        Federation([make(**wrong)], QuPeD())
+
+
+def test_bad_federations() -> None:
+    """Clients and algorithm must fit together."""
+    with pytest.raises(QupedError, match="number of clients must be at least 1"):
+        Federation([], QuPeD())
+    with pytest.raises(QupedError, match="names of the clients must be distinct, got 'phone'"):
+        Federation([client(), client()], QuPeD())
+    with pytest.raises(QupedError, match=r"different networks: say with global_model"):
+        Federation([client(), client("b", model=wide_net)], QuPeD())
+    with pytest.raises(QupedError, match="FedAvg trains full-precision models only: set bits=32 for client 'phone'"):
+        Federation([client(bits=2)], FedAvg())
+    with pytest.raises(QupedError, match="PFedMe needs the global network at every client, but client 'phone'"):
+        Federation([client(model=wide_net)], PFedMe(), global_model=Net)
+    with pytest.raises(QupedError, match="has 3 outputs but the global model has 4"):
+        Federation([client()], QuPeD(), global_model=lambda: nn.Linear(6, 4))
+    with pytest.raises(QupedError, match="seed must be a whole number"):
+        Federation([client()], QuPeD(), seed=-1)
+
+
+BAD_FITS: list[tuple[dict[str, object], str]] = [
+    ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+    ({"local_steps": 0}, "local_steps must be"),
+    ({"batch_size": 0}, "batch_size must be"),
+    ({"batch_size": None}, "batch_size must be given when steps_per_epoch is not"),
+    ({"lr": 0.0}, "learning rate lr must be above 0"),
+    ({"lr_decay": 1.5}, "lr_decay must be"),
+    ({"momentum": -0.1}, "momentum must be"),
+    ({"weight_decay": -1.0}, "weight decay must be"),
+    ({"finetune_epochs": 31}, "finetune_epochs must be between 0 and 30"),
+    ({"clients_per_round": 2}, "Of 1 clients, 2 cannot be sampled"),
+    ({"clients_per_round": 0}, "clients_per_round must be"),
+    ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
+    ({"steps_per_epoch": 4, "batch_size": 0}, "batch_size must be"),
+    ({"evaluate_every": 0}, "evaluate_every must be"),
+    ({"lr": 1e12}, "lower the learning rate"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), BAD_FITS)
+def test_bad_arguments_of_fit(wrong: dict[str, object], message: str) -> None:
+    """Each gets one clear sentence; a divergence names the client and the round."""
+    fit: Callable[..., object] = Federation([client()], QuPeD()).fit
+    with pytest.raises(QupedError, match=message):
+        fit(**wrong)
+
+
+def test_a_class_never_trained_on_is_allowed_and_said() -> None:
+    """The warning names the client and the class."""
+    inputs, labels = samples(0, 20)
+    only = labels < 2
+    with pytest.warns(UserWarning, match=r"no training samples of: 'phone' \(2\)"):
+        Federation([client(train=(inputs[only], labels[only]))], Local())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation([client()], Local())
+
+
+def test_an_error_within_training_names_the_client() -> None:
+    """A network that fails in its first training step, here BatchNorm with one sample, says whose it is."""
+    with pytest.raises(QupedError, match="Client 'phone' failed in round 0: Expected more than 1 value per channel"):
+        Federation([client()], Local()).fit(batch_size=1)
+
+
+def test_unknown_client_of_a_fit() -> None:
+    """Asking for a client that is not there lists those that are."""
+    fit = Federation([client()], Local()).fit(epochs=1)
+    with pytest.raises(QupedError, match="client must be one of phone, got 'fone'"):
+        fit.module("fone")
+
+
+def test_variable_batch_sizes_give_every_client_the_same_epoch() -> None:
+    """steps_per_epoch without batch_size: one pass over each client's own data per epoch, as the paper does it."""
+    clients = [client("a", train=samples(0, 12)), client("b", train=samples(0, 30))]
+    fit = Federation(clients, FedAvg(), Net).fit(epochs=2, steps_per_epoch=6, batch_size=None, local_steps=3)
+    assert fit.rounds == 4
+    assert [e.epoch for e in fit.curve] == [0, 1]
