@@ -35,7 +35,7 @@ def test_presets_are_valid_and_say_what_they_are(name: str) -> None:
 def minimal(**changes: Any) -> dict[str, Any]:
     """Return the values of a small experiment."""
     values: dict[str, Any] = {
-        "data": {"name": "digits", "partition": {"kind": "classes", "classes": 3}},
+        "data": {"name": "digits", "partition": "classes=3"},
         "clients": [{"count": 6, "model": "cnn1", "bits": 2}, {"count": 4, "model": "mlp"}],
         "global_model": "cnn1",
     }
@@ -50,13 +50,13 @@ def population(**changes: Any) -> Population:
 def test_changes_apply_to_any_depth() -> None:
     """Dots, indices, TOML values, bare words, tables that are not there yet."""
     values = minimal()
-    for change in ("clients[1].bits=1", "training.lr=0.5", "algorithm.name=local", "data.partition={kind='iid'}"):
+    for change in ("clients[1].bits=1", "training.lr=0.5", "algorithm.name=local", "data.partition=iid"):
         apply(values, change)
     experiment = validate(values, "test")
     assert experiment.clients[1].bits == 1
     assert experiment.training.lr == 0.5
     assert experiment.methods[0].algorithm.name == "local"
-    assert experiment.data.partition.kind == "iid"
+    assert experiment.data.partition == "iid"
 
 
 def test_hyperparameters_reach_the_algorithm() -> None:
@@ -97,7 +97,7 @@ def test_algorithms_that_cannot_mix_get_clients_that_they_can_have() -> None:
 
 def test_validation_samples_come_from_the_training_samples() -> None:
     """With evaluate_on = "validation" no test sample is seen, and none is in both parts."""
-    data = {"name": "digits", "partition": {"kind": "classes", "classes": 3}}
+    data = {"name": "digits", "partition": "classes=3"}
     quped = build_algorithm({"name": "quped"})
     test = population(data=data).federation(quped).members
     held = population(data=data | {"evaluate_on": "validation"}).federation(quped).members
@@ -111,7 +111,7 @@ def test_validation_samples_come_from_the_training_samples() -> None:
 
 def test_partition_kinds_give_every_client_samples() -> None:
     """Classes, Dirichlet and IID, through the experiment file."""
-    for partition in ({"kind": "dirichlet", "alpha": 1.0}, {"kind": "iid"}):
+    for partition in ("dirichlet=1", "iid"):
         members = population(data={"name": "digits", "partition": partition}).federation(QuPeD()).members
         assert sum(len(m.train) for m in members) == 1442
         assert sum(len(m.test) for m in members) == 355

@@ -17,7 +17,7 @@ description = "four devices"
 
 [data]
 name = "digits"
-partition = { kind = "classes", classes = 5 }
+partition = "classes=5"
 
 [[clients]]
 count = 2
@@ -169,7 +169,10 @@ MISTAKES = [
     (["data.name=digit"], ["data.name", "Did you mean 'digits'"]),
     (["clients[0].model=cnn7"], ["clients[0].model", "cnn7"]),
     (["training.epoch=3"], ["training.epoch", "Extra inputs"]),
-    (["data.partition.classes=11"], ["number of classes per client must be between 1 and 10, got 11"]),
+    (["data.partition=classes=11"], ["number of classes per client must be between 1 and 10, got 11"]),
+    (["data.partition=class=3"], ["data.partition", "classes=N, dirichlet=ALPHA, writers=N or iid", "'class=3'"]),
+    (["data.partition=writers=3"], ["writers of 'digits' are not known"]),
+    (["clients[0].model=text"], ["text takes texts"]),
     (["clients[0].count=800"], ["use fewer clients"]),
     (["training"], ["--set takes KEY=VALUE"]),
     (["clients[7].bits=1"], ["nothing at 'clients[7].bits' to set"]),

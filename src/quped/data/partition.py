@@ -1,5 +1,6 @@
 """Who gets which samples. Every function returns one array of indices per client, for training and for testing."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ def by_dirichlet(
     a training and a test sample.
     """
     check_number("number of clients", clients, 1)
-    check(alpha > 0, "alpha of a Dirichlet partition", "above 0", alpha)
+    check(0 < alpha < math.inf, "alpha of a Dirichlet partition", "above 0 and finite", alpha)
     for _ in range(100):
         parts: list[tuple[list[Indices], list[Indices]]] = [([], []) for _ in range(clients)]
         for label in np.unique(train_labels):
@@ -115,9 +116,10 @@ def iid(train_labels: Indices, test_labels: Indices, clients: int, rng: np.rando
 def by_writer(
     writers: Indices, clients: int, writers_per_client: int, test_fraction: float, rng: np.random.Generator
 ) -> list[Share]:
-    """Give each client all samples of `writers_per_client` random writers, and split them into train and test.
+    """Give each client all samples of `writers_per_client` random writers; a part of each writer's is for testing.
 
-    Both kinds of indices point into the one set that `writers` describes.
+    Both kinds of indices point into the one set that `writers` describes. Of n samples, the whole part of
+    n * (1 - test_fraction) is for training, at least one.
     """
     check_number("number of clients", clients, 1)
     check_number("number of writers per client", writers_per_client, 1)
@@ -131,9 +133,13 @@ def by_writer(
     chosen = rng.permutation(known)[: clients * writers_per_client].reshape(clients, writers_per_client)
     shares = []
     for mine in chosen:
-        samples = rng.permutation(np.flatnonzero(np.isin(writers, mine)))
-        tests = max(1, round(len(samples) * test_fraction))
-        shares.append(Share(np.sort(samples[tests:]), np.sort(samples[:tests])))
+        train, test = [], []
+        for writer in mine:
+            samples = rng.permutation(np.flatnonzero(writers == writer))
+            kept = max(1, int(len(samples) * (1 - test_fraction)))
+            train.append(samples[:kept])
+            test.append(samples[kept:])
+        shares.append(Share(join(train), join(test)))
     return checked(shares)
 
 

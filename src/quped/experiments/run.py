@@ -11,9 +11,10 @@ import torch
 
 from quped.algorithms import FULL_PRECISION, AnyAlgorithm
 from quped.data import DATASETS, Dataset, Samples, Subset
-from quped.data.partition import Indices, Share, by_classes, by_dirichlet, iid
+from quped.data.partition import Indices, Share
+from quped.data.scheme import split
 from quped.errors import RunError
-from quped.experiments.schema import Classes, Dirichlet, Experiment, Iid
+from quped.experiments.schema import Experiment
 from quped.federation import Client, Federation
 from quped.fit import Fit, Progress
 from quped.rng import generator
@@ -137,16 +138,7 @@ class Population:
 
 def share_out(data: Dataset, experiment: Experiment, clients: int, seed: int) -> list[tuple[Samples, Samples]]:
     """Return the training samples and the samples to evaluate on of every client."""
-    partition = experiment.data.partition
-    rng = generator(seed, "partition")
-    train_labels, test_labels = data.train.labels.numpy(), data.test.labels.numpy()
-    match partition:
-        case Classes():
-            shares = by_classes(train_labels, test_labels, clients, partition.classes, rng)
-        case Dirichlet():
-            shares = by_dirichlet(train_labels, test_labels, clients, partition.alpha, rng)
-        case Iid():
-            shares = iid(train_labels, test_labels, clients, rng)
+    shares = split(data, experiment.data.partition, clients, seed)
     if experiment.data.evaluate_on == "test":
         return [(subset(data.train, share.train), subset(data.test, share.test)) for share in shares]
     held = [hold_out(share.train, generator(seed, "validation", i)) for i, share in enumerate(shares)]

@@ -12,9 +12,10 @@ from torch import nn
 
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.data import DATASETS
+from quped.data.scheme import parsed
 from quped.errors import InvalidValueError, QupedError, nearest
 from quped.federation import BITS
-from quped.models import cnn1, cnn2, mlp, resnet
+from quped.models import cnn1, cnn2, mlp, resnet, text
 from quped.quant import Start
 
 
@@ -32,61 +33,37 @@ def known_dataset(name: str) -> str:
     return name
 
 
+def known_partition(scheme: str) -> str:
+    """Accept a way to share out samples."""
+    parsed(scheme)
+    return scheme
+
+
 class Section(BaseModel):
     """A table of the file; what it does not know is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Classes(Section):
-    """Each client has samples of `classes` classes."""
-
-    kind: Literal["classes"] = "classes"
-    classes: int = Field(ge=1)
-
-
-class Dirichlet(Section):
-    """Class proportions from Dirichlet(alpha)."""
-
-    kind: Literal["dirichlet"]
-    alpha: float = Field(gt=0)
-
-
-class Iid(Section):
-    """All clients alike."""
-
-    kind: Literal["iid"]
-
-
 class Data(Section):
     """The data set, and who gets what."""
 
     name: Annotated[str, AfterValidator(known_dataset)]
-    partition: Annotated[Classes | Dirichlet | Iid, Field(discriminator="kind")]
+    partition: Annotated[str, AfterValidator(known_partition)]
+    """Who gets what: `classes=N`, `dirichlet=ALPHA`, `writers=N` or `iid`."""
     evaluate_on: Literal["test", "validation"] = "test"
     """`validation`: a fifth of each client's training samples, which are then not trained on."""
 
 
-class CNN1(Section):
-    """The paper's CNN1."""
+class CNN(Section):
+    """The paper's CNN1 and CNN2."""
 
-    name: Literal["cnn1"]
+    name: Literal["cnn1", "cnn2"]
     width: float = Field(default=1.0, gt=0)
 
     def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
         """Make the network."""
-        return cnn1(input_shape, classes, self.width)
-
-
-class CNN2(Section):
-    """The paper's CNN2."""
-
-    name: Literal["cnn2"]
-    width: float = Field(default=1.0, gt=0)
-
-    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
-        """Make the network."""
-        return cnn2(input_shape, classes, self.width)
+        return {"cnn1": cnn1, "cnn2": cnn2}[self.name](input_shape, classes, self.width)
 
 
 class MLP(Section):
@@ -111,13 +88,24 @@ class ResNet(Section):
         return resnet(input_shape, classes, self.depth)
 
 
+class Text(Section):
+    """The EmbeddingBag classifier for texts."""
+
+    name: Literal["text"]
+    dim: int = Field(default=64, ge=1)
+
+    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
+        """Make the network."""
+        return text(input_shape, classes, self.dim)
+
+
 def named(value: object) -> object:
     """Let a plain name stand for a network with default options."""
     return {"name": value} if isinstance(value, str) else value
 
 
 NetworkChoice = Annotated[
-    CNN1 | CNN2 | MLP | ResNet,
+    CNN | MLP | ResNet | Text,
     Field(discriminator="name"),
     BeforeValidator(named),
 ]

@@ -4,7 +4,7 @@ from quped.models.cnn import CNN, cnn1, cnn2
 from quped.models.mlp import MLP, mlp
 from quped.models.network import FunctionalNetwork, quantizable
 from quped.models.resnet import ResNet, resnet
-from quped.models.text import TextClassifier
+from quped.models.text import TextClassifier, text
 
 __all__ = [
     "CNN",
@@ -17,4 +17,5 @@ __all__ = [
     "mlp",
     "quantizable",
     "resnet",
+    "text",
 ]

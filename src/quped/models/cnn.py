@@ -28,6 +28,8 @@ class CNN(nn.Module):
         """Build the layers for images of `input_shape` (channels, height, width)."""
         super().__init__()
         self.name = name
+        if len(input_shape) != 3:
+            raise NetworkError(f"The network {name} takes images, not inputs of shape {tuple(input_shape)}: use text.")
         channels, height, width = input_shape
         layers: list[nn.Module] = []
         for i, filters in enumerate(convs):

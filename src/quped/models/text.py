@@ -1,6 +1,10 @@
 """A bag-of-words text classifier."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
+
+from quped.errors import NetworkError
 
 
 class TextClassifier(nn.Module):
@@ -24,3 +28,10 @@ class TextClassifier(nn.Module):
         """Return the logits of texts given as concatenated `tokens` and the `offsets` where each text begins."""
         logits: Tensor = self.linear(self.embedding(tokens, offsets))
         return logits
+
+
+def text(input_shape: Sequence[int], classes: int, dim: int = 64) -> TextClassifier:
+    """TextClassifier for texts whose vocabulary has `input_shape[0]` words."""
+    if len(input_shape) != 1:
+        raise NetworkError(f"The network text takes texts, not inputs of shape {tuple(input_shape)}: use cnn1 or mlp.")
+    return TextClassifier(input_shape[0], classes, dim)

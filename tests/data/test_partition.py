@@ -1,0 +1,164 @@
+"""Partitions are exact, on the real sizes of the data sets."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from quped.data import Dataset, TensorSamples
+from quped.data.partition import Share, by_classes, by_dirichlet, by_writer, iid
+from quped.data.scheme import split
+from quped.errors import DataError, InvalidValueError
+from quped.rng import generator
+
+CIFAR10 = [5000] * 10, [1000] * 10
+MNIST = (
+    [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+)
+AG_NEWS = [30_000] * 4, [1900] * 4
+
+
+def labels(counts: list[int]) -> NDArray[np.int64]:
+    """Return shuffled labels with so many of each class."""
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+
+
+def check_all_dealt(parts: list[NDArray[np.int64]], count: int) -> None:
+    """Every sample is given to exactly one client."""
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(count))
+
+
+@pytest.mark.parametrize(
+    ("counts", "clients", "classes", "owners"),
+    [
+        (CIFAR10, 50, 4, {20}),
+        (CIFAR10, 50, 3, {15}),
+        (MNIST, 50, 3, {15}),
+        (MNIST, 50, 4, {20}),
+        (AG_NEWS, 42, 3, {31, 32}),  # 126 places for 4 classes
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_by_classes_on_real_sizes(
+    counts: tuple[list[int], list[int]], clients: int, classes: int, owners: set[int], seed: int
+) -> None:
+    """Each client has its number of classes, in training and test; each class has its number of clients."""
+    train, test = map(labels, counts)
+    shares = by_classes(train, test, clients, classes, generator(seed, "partition"))
+    check_all_dealt([s.train for s in shares], len(train))
+    check_all_dealt([s.test for s in shares], len(test))
+    held = [set(train[s.train]) for s in shares]
+    assert all(len(h) == classes and h == set(test[s.test]) for h, s in zip(held, shares, strict=True))
+    having = [sum(label in h for h in held) for label in range(len(counts[0]))]
+    assert set(having) == owners
+    for label, count in enumerate(counts[0]):
+        dealt = [int((train[s.train] == label).sum()) for s in shares]
+        assert {d for d in dealt if d} <= {count // having[label], -(-count // having[label])}
+
+
+@pytest.mark.parametrize("classes", [3, 4])
+def test_cifar10_clients_have_1000_and_200(classes: int) -> None:
+    """The paper's sizes, exactly, where they come out even; else within one sample per class."""
+    train, test = map(labels, CIFAR10)
+    shares = by_classes(train, test, 50, classes, generator(0, "partition"))
+    slack = 0 if classes == 4 else classes
+    assert all(abs(len(s.train) - 1000) <= slack and abs(len(s.test) - 200) <= slack for s in shares)
+
+
+def test_ag_news_two_classes_have_one_client_more() -> None:
+    """42 clients with 3 of 4 classes: 126 places, so two classes in 32 clients and two in 31."""
+    train, test = map(labels, AG_NEWS)
+    shares = by_classes(train, test, 42, 3, generator(0, "partition"))
+    having = sorted(sum(label in train[s.train] for s in shares) for label in range(4))
+    assert having == [31, 31, 32, 32]
+
+
+def test_writers_stay_together_and_each_is_tested() -> None:
+    """198 writers, 66 clients: three writers each, nobody's twice, the whole part of 90 % of each for training."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(81, 126, 198)
+    writers = rng.permutation(np.repeat(np.arange(1000, 1198), sizes))
+    shares = by_writer(writers, 66, 3, 0.1, generator(0, "partition"))
+    assert len(shares) == 66
+    check_all_dealt([np.concatenate([s.train, s.test]) for s in shares], len(writers))
+    seen: set[int] = set()
+    for share in shares:
+        mine = set(writers[share.train])
+        assert len(mine) == 3
+        assert mine == set(writers[share.test])
+        assert not mine & seen
+        seen |= mine
+        assert len(share.train) == sum(int(0.9 * sizes[w - 1000]) for w in mine)
+        assert 203 <= len(share.train) <= 336
+        assert 25 <= len(share.test) <= 40
+
+
+def test_iid_deals_evenly() -> None:
+    """All samples, in parts that differ by one at most."""
+    train, test = map(labels, MNIST)
+    shares = iid(train, test, 7, generator(0, "partition"))
+    check_all_dealt([s.train for s in shares], 60_000)
+    assert {len(s.train) for s in shares} == {60_000 // 7, 60_000 // 7 + 1}
+
+
+def test_dirichlet_deals_everything() -> None:
+    """Small alpha concentrates classes, and no sample is lost."""
+    train, test = map(labels, CIFAR10)
+    shares = by_dirichlet(train, test, 10, 0.3, generator(0, "partition"))
+    check_all_dealt([s.train for s in shares], 50_000)
+    check_all_dealt([s.test for s in shares], 10_000)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_wrong_alpha(alpha: float) -> None:
+    """The error says what it must be."""
+    with pytest.raises(InvalidValueError, match="alpha of a Dirichlet partition must be above 0 and finite"):
+        by_dirichlet(labels([10]), labels([10]), 2, alpha, generator(0, "partition"))
+
+
+def test_partition_is_the_same_for_the_same_seed() -> None:
+    """And another one for another seed."""
+    data = dataset()
+    one, same, other = (split(data, "classes=2", 5, seed) for seed in (3, 3, 4))
+
+    def flat(shares: list[Share]) -> list[list[int]]:
+        return [share.train.tolist() for share in shares]
+
+    assert flat(one) == flat(same) != flat(other)
+
+
+def dataset(writers: NDArray[np.int64] | None = None) -> Dataset:
+    """Return 100 samples of 4 classes."""
+    samples = TensorSamples(torch.zeros(100, 1), torch.arange(100) % 4)
+    return Dataset("small", samples, samples, classes=4, input_shape=(1,), writers=writers)
+
+
+@pytest.mark.parametrize("scheme", ["classes=3", "dirichlet=0.5", "iid"])
+def test_schemes(scheme: str) -> None:
+    """Each scheme gives every client something."""
+    assert all(len(s.train) and len(s.test) for s in split(dataset(), scheme, 5, 0))
+
+
+def test_scheme_by_writer() -> None:
+    """Training and test samples of a pool do not overlap."""
+    shares = split(dataset(np.arange(100) // 10), "writers=2", 5, 0)
+    check_all_dealt([np.concatenate([s.train, s.test]) for s in shares], 100)
+    assert {len(s.train) for s in shares} == {18}
+
+
+@pytest.mark.parametrize("scheme", ["classes", "classes=x", "dirichlet=", "iid=3", "shards=2", ""])
+def test_wrong_scheme(scheme: str) -> None:
+    """The error lists the schemes."""
+    with pytest.raises(InvalidValueError, match="must be classes=N, dirichlet=ALPHA, writers=N or iid"):
+        split(dataset(), scheme, 5, 0)
+
+
+def test_scheme_that_does_not_fit_the_data() -> None:
+    """A pool must not be partitioned by class, nor data without writers by writer."""
+    with pytest.raises(DataError, match="training samples into the test data"):
+        split(dataset(np.arange(100)), "classes=2", 5, 0)
+    with pytest.raises(DataError, match="writers of 'small' are not known"):
+        split(dataset(), "writers=2", 5, 0)
+    with pytest.raises(DataError, match="need 300 writers; the data has 10"):
+        split(dataset(np.arange(100) // 10), "writers=60", 5, 0)

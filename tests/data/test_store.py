@@ -1,0 +1,101 @@
+"""A stored data set is whole, or it is refused."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from quped.data import store
+from quped.errors import DataError
+
+TENSORS = {"pixels": torch.arange(6000, dtype=torch.uint8).reshape(20, 300), "labels": torch.arange(20)}
+
+
+@pytest.fixture
+def file(cache: Path) -> Path:
+    """Return a stored data set."""
+    cache.mkdir()
+    file = store.stored_file("letters")
+    store.write(file, TENSORS, "a test", cache)
+    return file
+
+
+def test_round_trip(file: Path, cache: Path) -> None:
+    """What is read is what was written, in one file."""
+    stored = store.read(file)
+    assert all(torch.equal(stored.tensors[name], tensor) for name, tensor in TENSORS.items())
+    assert stored.source == "a test"
+    assert stored.checksum == store.checksum(TENSORS)
+    assert store.intact(file)
+    assert list(cache.iterdir()) == [file] == [cache / "letters.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs the memory map of a process")
+def test_tensors_are_mapped_not_copied(file: Path) -> None:
+    """The file is in the process's memory map."""
+    stored = store.read(file)
+    assert str(file) in Path("/proc/self/maps").read_text()
+    assert stored.tensors["pixels"].dtype == torch.uint8
+
+
+def test_checksum_sees_names_types_shapes_and_bytes() -> None:
+    """Any difference counts; the order of the dictionary does not."""
+    reference = store.checksum(TENSORS)
+    assert store.checksum(dict(reversed(TENSORS.items()))) == reference
+    variants = [
+        {**TENSORS, "labels": TENSORS["labels"].int()},
+        {**TENSORS, "labels": TENSORS["labels"].reshape(4, 5)},
+        {**TENSORS, "labels": TENSORS["labels"] + 1},
+        {"pixels": TENSORS["pixels"], "label": TENSORS["labels"]},
+    ]
+    assert len({store.checksum(v) for v in variants} | {reference}) == 5
+
+
+def test_missing_file_names_the_remedy(cache: Path) -> None:
+    """The error says how to get the data set."""
+    with pytest.raises(DataError, match=r"'letters' is not in .*cache: get it with `quped data fetch letters`"):
+        store.read(store.stored_file("letters"))
+
+
+def test_truncated_file_is_refused(file: Path) -> None:
+    """Also where only the last byte is missing."""
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"letters\.safetensors cannot be read .*fetch letters"):
+        store.read(file)
+    assert not store.intact(file)
+
+
+def test_changed_byte_is_found(file: Path) -> None:
+    """By the full check; it has the right length."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert not store.intact(file)
+
+
+def test_file_of_another_format_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later version may store other things."""
+    monkeypatch.setattr(store, "FORMAT", "2")
+    with pytest.raises(DataError, match="another version"):
+        store.read(file)
+
+
+def test_failed_write_leaves_the_old_file(file: Path, cache: Path) -> None:
+    """A disk that takes 1,000 bytes and no more: the stored file stays as it was."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    (cache / "scratch").mkdir()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.write(file, {"pixels": TENSORS["pixels"] + 1}, "a test", cache / "scratch")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert store.intact(file)
+    assert store.read(file).checksum == store.checksum(TENSORS)
+
+
+def test_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without QUPED_CACHE."""
+    monkeypatch.delenv("QUPED_CACHE")
+    assert store.cache_folder().name == "quped"

@@ -1,0 +1,61 @@
+"""The documents are true: examples run, links lead somewhere, what they name exists."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Copied from the page and run as it stands."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "'phone': 0." in printed
+    assert "Linear(in_features=16" in printed
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Every relative link of a page is a file of the project."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_tests_named_in_the_paper_page_exist() -> None:
+    """Each `file::test` of docs/paper.md; `::test` alone means the file named last."""
+    text = (ROOT / "docs" / "paper.md").read_text().replace("::\n   ", "::")
+    file, found = None, 0
+    for name, test in re.findall(r"`?([\w/]+\.py)?(?:::(test_\w+))?`?", text):
+        file = ROOT / "tests" / name if name.startswith(("quant/", "algorithms/test", "contracts/", "test_")) else file
+        if test:
+            assert file is not None
+            assert f"def {test}(" in file.read_text(), f"{file.name}::{test}"
+            found += 1
+    assert found > 15
+
+
+def test_functions_named_in_the_paper_page_exist() -> None:
+    """Each dotted name such as `quant.nearest` or `QuPeD.start` is there."""
+    text = (ROOT / "docs" / "paper.md").read_text()
+    places = {
+        "quant": "quped.quant",
+        "losses": "quped.losses",
+        "alternating": "quped.algorithms.alternating",
+        "engines": "quped.engines",
+        "QuPeD": "quped.algorithms.quped",
+    }
+    found = 0
+    for name in re.findall(r"`((?:quant|losses|alternating|engines|QuPeD)(?:\.\w+)+)`", text):
+        first, *rest = name.split(".")
+        thing: object = importlib.import_module(places[first])
+        for part in [first] if first == "QuPeD" else []:
+            thing = getattr(thing, part)
+        for part in rest:
+            thing = getattr(thing, part)
+        found += 1
+    assert found > 15
