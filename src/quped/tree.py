@@ -16,6 +16,8 @@ def map_leaves(f: Callable[..., Tensor], tree: T, *others: T) -> T:
     if isinstance(tree, Tensor):
         return cast(T, f(tree, *others))
     if isinstance(tree, dict):
+        if any(cast(Any, o).keys() != tree.keys() for o in others):
+            raise ValueError("trees to be mapped together must have the same keys")
         pairs = {k: map_leaves(f, v, *(cast(Any, o)[k] for o in others)) for k, v in tree.items()}
         return cast(T, pairs)
     if isinstance(tree, tuple):

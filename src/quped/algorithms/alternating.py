@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quped import tree
 from quped.algorithms.base import FULL_PRECISION, Task, gradient
-from quped.errors import check, check_number
+from quped.errors import check
 from quped.quant import (
     PAPER,
     Linear,
@@ -45,7 +45,7 @@ class Quantization:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_number("eta2", self.eta2, 0)
+        check(0 <= self.eta2 < math.inf, "eta2", "at least 0 and finite", self.eta2)
         check(self.sharpness > 0, "sharpness P", "above 0", self.sharpness)
         check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
         check(len(self.lam) > 0, "lam", "a schedule for at least one bit-width", self.lam)

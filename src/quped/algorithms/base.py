@@ -13,7 +13,7 @@ random numbers: engines do. Its state is four NamedTuples of its own:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -136,16 +136,25 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 def gradient(f: Callable[[Variables], tuple[Tensor, Aux]], variables: Variables) -> tuple[Variables, Tensor, Aux]:
     """Return the gradient of f at a tree of variables, its value, and what f returned beside its value."""
-    grads, (value, aux) = torch.func.grad_and_value(f, has_aux=True)(variables)
-    return grads, value, aux
+    value, pull_back, aux = pullback(f, variables)
+    return pull_back(None), value, aux
 
 
 def pullback(
-    f: Callable[[Params], tuple[Tensor, Aux]], params: Params
-) -> tuple[Tensor, Callable[[Tensor], Params], Aux]:
-    """Return f's output at `params`, the map from a gradient by that output to one by `params`, and f's aux."""
-    output, pull, aux = cast(tuple[Any, Any, Any], torch.func.vjp(f, params, has_aux=True))
-    return output, lambda cotangent: pull(cotangent)[0], aux
+    f: Callable[[Variables], tuple[Tensor, Aux]], variables: Variables
+) -> tuple[Tensor, Callable[[Tensor | None], Variables], Aux]:
+    """Return f's output at a tree of variables, the map from a gradient by that output to one by the variables, once,
+    and what f returned beside its output."""
+    leaves = tree.map_leaves(lambda leaf: leaf.detach().requires_grad_(), variables)
+    with torch.enable_grad():
+        output, aux = f(leaves)
+
+    def pull_back(by_output: Tensor | None) -> Variables:
+        inputs = [leaf for _, leaf in tree.items(leaves)]
+        grads = iter(torch.autograd.grad(output, inputs, by_output, materialize_grads=True))
+        return tree.map_leaves(lambda _: next(grads), variables)
+
+    return output.detach(), pull_back, tree.map_leaves(Tensor.detach, aux)
 
 
 def cross_entropy_gradient(network: Network, model: Model, batch: Batch) -> tuple[Params, Tensor, Params]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quped.algorithms import alternating
 from quped.algorithms.alternating import Learner, Quantization
-from quped.algorithms.base import Global, Meeting, Task, pullback, receive, send
+from quped.algorithms.base import Global, Meeting, Task, gradient, pullback, receive, send
 from quped.errors import check, check_number
 from quped.losses import cross_entropy, distillation
 from quped.typing import Batch, Clock, Metrics, Model, Params
@@ -78,11 +78,11 @@ class QuPeD:
         learner, value = alternating.step(task, self.quantization, work.learner, batch.inputs, loss, clock)
         students = alternating.student_logits(task, self.quantization, learner, batch.inputs, clock)
 
-        def teaching(teacher: Tensor) -> Tensor:
+        def teaching(teacher: Tensor) -> tuple[Tensor, Params]:
             kds = [distillation(teacher, s, trains="teacher", temperature=self.temperature) for s in students]
-            return self.lambda_p * torch.stack(kds).sum()
+            return self.lambda_p * torch.stack(kds).sum(), {}
 
-        grads = pull_back(torch.func.grad(teaching)(w_logits))
+        grads = pull_back(gradient(teaching, w_logits)[0])
         params, velocity = task.sgd.step(w.params, grads, work.velocity, clock.lr)
         return Work(learner, Model(params, w_buffers), velocity), {"loss": value}
 

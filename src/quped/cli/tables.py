@@ -6,6 +6,9 @@ from rich.table import Table
 from quped.algorithms import ALGORITHMS, FULL_PRECISION
 from quped.fit import Fit
 
+MOST_ROWS = 30
+"""Clients listed one by one."""
+
 
 def title(fit: Fit) -> str:
     """Return an algorithm's proper name."""
@@ -24,11 +27,13 @@ def client_table(fit: Fit) -> Table:
         table.add_column(name)
     for name in ("bits", "samples", "accuracy", "size", "as float32"):
         table.add_column(name, justify="right")
-    for c in fit.clients:
+    for c in fit.clients[:MOST_ROWS]:
         bits = "float" if c.bits == FULL_PRECISION else str(c.bits)
         table.add_row(
             c.name, c.model, bits, f"{c.samples:,}", f"{c.accuracy:.1%}", size(c.bytes_packed), size(c.bytes_float32)
         )
+    if len(fit.clients) > MOST_ROWS:
+        table.add_row("...", f"{len(fit.clients) - MOST_ROWS:,} more in result.json")
     table.add_section()
     packed, full = (float(np.mean([getattr(c, f) for c in fit.clients])) for f in ("bytes_packed", "bytes_float32"))
     samples = sum(c.samples for c in fit.clients)

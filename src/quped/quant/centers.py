@@ -4,9 +4,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from quped.errors import InvalidValueError, check
-from quped.quant.quantizer import nearest
+from quped.quant.quantizer import hard, midpoints
 
 Start = Literal["range", "kmeans"]
 
@@ -15,9 +16,10 @@ def initial_centers(weights: Tensor, m: int, start: Start = "range", *, per_chan
     """Return m sorted centers, `[1, m]` for the whole tensor or `[channels, m]` with one row per output channel.
 
     `range`: for two centers the mean of the negative and the mean of the positive weights, for more
-    linspace(min, max). `kmeans`: the centers that minimise the squared distance to the weights (Lloyd's algorithm).
+    linspace(min, max). `kmeans`: centers at the means of their weights, a local minimum of the squared distance.
     """
     check(m >= 2, "number of centers", "at least 2", m)
+    check(start in ("range", "kmeans"), "start of the centers", "'range' or 'kmeans'", start)
     rows = weights.detach().reshape(weights.shape[0] if per_channel else 1, -1)
     low, high = rows.amin(1), rows.amax(1)
     if bool((low == high).any()):
@@ -25,9 +27,8 @@ def initial_centers(weights: Tensor, m: int, start: Start = "range", *, per_chan
             f"{m} centers cannot be placed among weights that are all {low[low == high][0]:g}: initialise the layer "
             "with random values, or leave it unquantized."
         )
-    if start == "kmeans":
-        return kmeans(rows, m)
-    return sign_means(rows, low, high) if m == 2 else spread(low, high, m)
+    centers = sign_means(rows, low, high) if m == 2 else spread(low, high, m)
+    return kmeans(rows, centers) if start == "kmeans" else centers
 
 
 def spread(low: Tensor, high: Tensor, m: int) -> Tensor:
@@ -44,17 +45,29 @@ def sign_means(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.where(both.unsqueeze(1), torch.stack(means, 1), ends)
 
 
-def kmeans(rows: Tensor, m: int, iterations: int = 50) -> Tensor:
-    """Run Lloyd's algorithm in one dimension, from evenly spaced quantiles; a center without weights stays."""
-    probabilities = (torch.arange(m, dtype=rows.dtype) + 0.5) / m
+def kmeans(rows: Tensor, centers: Tensor) -> Tensor:
+    """Run Lloyd's algorithm from the given centers and from evenly spaced quantiles; keep the better, row by row."""
+    m, n = centers.shape[1], rows.shape[1]
     ordered = rows.sort(1).values
-    centers = ordered[:, (probabilities * rows.shape[1]).long().clamp_max(rows.shape[1] - 1)]
+    positions = ((torch.arange(m) + 0.5) / m * n).long().clamp_max(n - 1)
+    first, second = lloyd(ordered, centers), lloyd(ordered, ordered[:, positions])
+    errors = [(rows - hard(rows, c)).square().sum(1) for c in (first, second)]
+    return torch.where((errors[0] <= errors[1]).unsqueeze(1), first, second)
+
+
+def lloyd(ordered: Tensor, centers: Tensor, iterations: int = 1000) -> Tensor:
+    """Move every center to the mean of its weights until none moves; a center without weights stays.
+
+    In a sorted row the weights of a center are a slice: its sum is a difference of running sums.
+    """
+    running = functional.pad(ordered.double().cumsum(1), (1, 0))
     for _ in range(iterations):
-        assignment = nearest(rows, centers)
-        total = torch.zeros_like(centers).scatter_add(1, assignment, rows)
-        count = torch.zeros_like(centers).scatter_add(1, assignment, torch.ones_like(rows))
-        moved = torch.where(count > 0, total / count.clamp_min(1), centers)
+        ends = torch.searchsorted(ordered, midpoints(centers), right=True)
+        edges = functional.pad(functional.pad(ends, (1, 0)), (0, 1), value=ordered.shape[1])
+        count, total = edges.diff(dim=1), running.gather(1, edges).diff(dim=1)
+        means = (total / count.clamp_min(1)).to(centers.dtype)
+        moved = torch.where(count > 0, means, centers).sort(1).values
         if torch.equal(moved, centers):
             break
         centers = moved
-    return centers.sort(1).values
+    return centers

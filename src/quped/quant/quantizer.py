@@ -24,7 +24,7 @@ def midpoints(centers: Tensor) -> Tensor:
 def nearest(x: Tensor, centers: Tensor) -> Tensor:
     """Return, as `[groups, n]`, the index of the center nearest to each weight; the lower one of two equally near.
 
-    This is the only place where a weight is assigned to a center.
+    Quantizers, proximal maps and export all ask here which center a weight belongs to.
     """
     return torch.searchsorted(midpoints(centers).detach().contiguous(), grouped(x, centers).detach().contiguous())
 

@@ -1,11 +1,12 @@
 """lambda(t): how hard the weights are pulled to their centers, as training goes on."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from quped.errors import check, check_number
+from quped.errors import check
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Linear:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check_number("rate of lambda(t)", self.rate, 0)
+        check(0 <= self.rate < math.inf, "rate of lambda(t)", "at least 0 and finite", self.rate)
         check(0 < self.decay <= 1, "decay of lambda(t)", "above 0 and at most 1", self.decay)
 
     def __call__(self, t: Tensor) -> Tensor:
