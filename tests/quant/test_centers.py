@@ -160,6 +160,6 @@ def test_centers_do_not_belong_to_the_graph_of_the_weights() -> None:
 
 def test_an_unknown_start_is_refused() -> None:
     """A misspelt name does not silently become another one."""
-    make: Callable[..., Tensor] = initial_centers
+    make: Callable[..., torch.Tensor] = initial_centers
     with pytest.raises(InvalidValueError, match="start of the centers must be 'range' or 'kmeans', got 'k-means'"):
         make(torch.tensor([1.0, 2.0]), 2, "k-means")
