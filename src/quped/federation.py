@@ -4,6 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Task
 from quped.data import Pair, Samples, as_samples
-from quped.engines import InlineEngine, Plan, Player, RoundReport, run
+from quped.engines import Engine, InlineEngine, Plan, Player, ProcessEngine, RoundReport, run, usable_cores
 from quped.errors import InvalidValueError, NetworkError, check
 from quped.fit import ClientReport, Evaluation, Fit, Progress
 from quped.models import FunctionalNetwork
@@ -184,6 +185,7 @@ class Federation:
         finetune_epochs: int | None = None,
         clients_per_round: int | None = None,
         evaluate_every: int = 1,
+        workers: int | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> Fit:
         """Train, and return what was learned.
@@ -193,7 +195,8 @@ class Federation:
         pass over its own data. Clients communicate after every `local_steps` steps. `finetune_epochs` of the epochs
         are spent on fine-tuning after hard quantization; by default a sixth, and none where nobody quantizes.
         `clients_per_round` clients are sampled for each round; by default all take part. `evaluate_every` counts
-        epochs. `progress` is called after every round.
+        epochs. `workers` processes compute, by default one for each core; with 0, this process does.
+        The result is the same. `progress` is called after every round.
         """
         began = time.monotonic()
         members = self.members
@@ -236,9 +239,15 @@ class Federation:
                 curve.append(evaluation)
             progress(Progress(clock.round, plan.rounds, clock.epoch, clock.phase.value, told.loss, evaluation))
 
-        engine = InlineEngine(self.algorithm, players, plan, self.seed)
-        shared = run(self.algorithm, players, plan, self.seed, engine, report)
-        models = {p.name: engine.deployed(shared, i) for i, p in enumerate(players)}
+        count = usable_cores() if workers is None else workers
+        engine: Engine
+        if count == 0:
+            engine = InlineEngine(self.algorithm, players, plan, self.seed)
+        else:
+            engine = ProcessEngine(self.algorithm, players, plan, self.seed, count)
+        with closing(engine):
+            shared = run(self.algorithm, players, plan, self.seed, engine, report)
+            models = {p.name: engine.deployed(shared, i) for i, p in enumerate(players)}
         by_name = {m.client.name: m for m in members}
         return Fit(
             algorithm=self.algorithm.name,

@@ -88,5 +88,6 @@ def fit(
         evaluate_every=evaluate_every,
         clients_per_round=clients_per_round,
         momentum=momentum,
+        workers=0,
         progress=progress,
     )

@@ -30,6 +30,12 @@ Out = Annotated[
     typer.Option(help="Directory for the run's record.", show_default="runs/PRESET-DATE-TIME", file_okay=False),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already in --out.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Processes that compute; 0: none but this one. The result is the same.", show_default="all cores"
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print result.json, and nothing else, on standard output.")]
 
@@ -40,6 +46,7 @@ def run_command(
     seed: Seed = 0,
     out: Out = None,
     overwrite: Overwrite = False,
+    workers: Workers = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -55,7 +62,7 @@ def run_command(
         console.print(f"[bold]{path.stem}[/]: {experiment.description}")
     with notes(console), bars(console) as follow:
         outcome = run_experiment(
-            experiment, preset=path.stem, seed=seed, out=folder, overwrite=overwrite, progress=follow
+            experiment, preset=path.stem, seed=seed, out=folder, overwrite=overwrite, workers=workers, progress=follow
         )
     main, *others = outcome.fits
     console.print(client_table(main))

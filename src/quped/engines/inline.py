@@ -1,19 +1,12 @@
 """The engine for debugging and small federations: everything in this process, one client after the other."""
 
-import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import torch
-
-from quped import tree
 from quped.algorithms import AnyAlgorithm
-from quped.data.batches import draw
-from quped.engines.rounds import Plan, Player, client_round
-from quped.errors import QupedError, RunError
-from quped.evaluate import Score, score
-from quped.rng import torch_seeded
+from quped.engines.rounds import Plan, Player, mean
+from quped.engines.worker import one_thread, play_client, score_client
+from quped.evaluate import Score
 from quped.typing import Clock, Model
 
 
@@ -30,41 +23,19 @@ class InlineEngine:
 
     def play(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
         """Run one round of the chosen clients; return the mean of their payloads and the mean loss."""
-        total, losses = None, []
-        with one_thread():
-            for client in chosen:
-                payload, loss = self._client(shared, clock, client)
-                total = payload if total is None else tree.map_leaves(torch.add, total, payload)
-                losses.append(loss)
-        return tree.map_leaves(lambda leaf: leaf / len(chosen), total), sum(losses) / len(losses)
+        losses: list[float] = []
 
-    def _client(self, shared: Any, clock: Clock, client: int) -> tuple[Any, float]:
-        player = self._players[client]
-        batches = draw(
-            player.train,
-            seed=self._seed,
-            client=player.name,
-            round_=clock.round,
-            steps=self._plan.local_steps,
-            batch_size=player.batch_size,
-            draws=self._algorithm.draws,
-        )
-        try:
-            with torch_seeded(self._seed, "steps", player.name, clock.round):
-                personal, payload, loss = client_round(
-                    self._algorithm, player.task, shared, self.personal(shared, client), batches, clock
+        def payloads() -> Iterator[Any]:
+            for client in chosen:
+                player = self._players[client]
+                self._personal[client], payload, loss = play_client(
+                    self._algorithm, player, self._plan, self._seed, shared, self.personal(shared, client), clock
                 )
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if isinstance(error, QupedError):
-                raise
-            raise RunError(f"Client '{player.name}' failed in round {clock.round}: {error}") from error
-        if not math.isfinite(loss):
-            raise RunError(
-                f"The training loss of client '{player.name}' became {loss} in round {clock.round}: "
-                "lower the learning rate lr, or check the scale of its inputs."
-            )
-        self._personal[client] = personal
-        return payload, loss
+                losses.append(loss)
+                yield payload
+
+        with one_thread():
+            return mean(payloads()), sum(losses) / len(losses)
 
     def personal(self, shared: Any, client: int) -> Any:
         """Return a client's own state; of one that never took part, the one that it would start with."""
@@ -80,17 +51,9 @@ class InlineEngine:
         """Evaluate every client's deployed model on its own test samples."""
         with one_thread():
             return [
-                score(player.task.network, self.deployed(shared, i), player.test)
+                score_client(self._algorithm, player, shared, self.personal(shared, i))
                 for i, player in enumerate(self._players)
             ]
 
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: faster for small networks, and sums are then added in one order everywhere."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    def close(self) -> None:
+        """There is nothing to end."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from quped import tree
 from quped.algorithms import AnyAlgorithm, Task
 from quped.data import Samples
 from quped.errors import check, check_number
@@ -101,6 +102,10 @@ class Engine(Protocol):
         """Evaluate every client's deployed model on its own test samples."""
         ...
 
+    def close(self) -> None:
+        """Give back processes and files."""
+        ...
+
 
 def client_round(
     algorithm: AnyAlgorithm,
@@ -121,6 +126,15 @@ def client_round(
         losses.append(metrics["loss"])
     personal, payload = algorithm.finish(task, work, step[0], clock)
     return personal, payload, float(torch.stack(losses).mean())
+
+
+def mean(payloads: Iterable[Any]) -> Any:
+    """Return the mean of payloads, added one by one in their order: the same bits in every engine."""
+    total, count = None, 0
+    for payload in payloads:
+        total = payload if total is None else tree.map_leaves(torch.add, total, payload)
+        count += 1
+    return tree.map_leaves(lambda leaf: leaf / count, total)
 
 
 def choose(plan: Plan, clients: int, seed: int, round_: int) -> list[int]:

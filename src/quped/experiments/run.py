@@ -42,6 +42,7 @@ def run_experiment(
     seed: int,
     out: Path,
     overwrite: bool = False,
+    workers: int | None = None,
     progress: ProgressOf = lambda _: lambda _: None,
 ) -> Outcome:
     """Run all algorithms of an experiment and record them: the first in `out`, the others in folders below it.
@@ -63,7 +64,7 @@ def run_experiment(
         training = method.training.model_dump()
         config = whole | {"algorithm": method.options, "training": training, "compare": []}
         record.config({"preset": preset, "seed": seed, "config": config})
-        fit = federation.fit(**training, progress=recording(record, progress(method.algorithm)))
+        fit = federation.fit(**training, workers=workers, progress=recording(record, progress(method.algorithm)))
         fits.append(fit)
         results.append({"preset": preset, **fit.result(), "config": config})
     # The first record is finished last: it tells of the comparison.

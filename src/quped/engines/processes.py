@@ -1,0 +1,265 @@
+"""The engine for all cores: one worker process per core, one thread each. The result is that of the inline engine.
+
+Only numbers cross the borders between processes. States lie in memory-mapped files that all of them see: the shared
+state, one row of payload for each client of a round, and two rows of personal state for each client. A worker writes
+the row that is not in use; once it has reported, the engine takes that row. So a worker that dies leaves nothing
+half-written, and its client's round is computed again, with the same result.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from quped import tree
+from quped.algorithms import AnyAlgorithm
+from quped.engines.rounds import Plan, Player, mean
+from quped.engines.store import Rows
+from quped.engines.worker import play_client, score_client
+from quped.errors import RunError, check
+from quped.evaluate import Score
+from quped.typing import Clock, Model
+
+MOST_ATTEMPTS = 3
+"""How often a client's round is tried before its worker's death is taken for the client's fault."""
+
+ORPHAN_CHECK_SECONDS = 5.0
+
+
+class Job(NamedTuple):
+    """What a worker is asked to do with one client."""
+
+    client: int
+    round: int | None
+    """The round to play; None to evaluate."""
+    source: int | None
+    """The row of its personal state; None if it has none yet."""
+    target: int
+    """The row in which its personal state is put."""
+    position: int
+    """The row in which its payload is put."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """What all processes see: who plays what, and the files with the states."""
+
+    algorithm: AnyAlgorithm
+    players: Sequence[Player]
+    plan: Plan
+    seed: int
+    shared: Rows
+    payloads: Rows
+    personal: Sequence[Rows]
+    """For each client the file of its group, in which it has two rows."""
+
+    def state(self, shared: Any, client: int, row: int | None) -> Any:
+        """Return a client's personal state; of one that never took part, the one that it would start with."""
+        if row is None:
+            return self.algorithm.init_personal(self.players[client].task, shared)
+        return self.personal[client].read(row)
+
+    def do(self, job: Job) -> float | Score:
+        """Do a job. Runs in a worker."""
+        player = self.players[job.client]
+        shared = self.shared.read(0)
+        state = self.state(shared, job.client, job.source)
+        if job.round is None:
+            return score_client(self.algorithm, player, shared, state)
+        clock = self.plan.clock(job.round)
+        personal, payload, loss = play_client(self.algorithm, player, self.plan, self.seed, shared, state, clock)
+        self.personal[job.client].write(job.target, personal)
+        self.payloads.write(job.position, payload)
+        return loss
+
+
+def lay_out(algorithm: AnyAlgorithm, players: Sequence[Player], plan: Plan, seed: int, folder: Path) -> Board:
+    """Make the files. Their layout is that of the states before the first round, and of a round without steps."""
+    first, clock = players[0], plan.clock(0)
+    shared = algorithm.init_shared(first.task)
+    work = algorithm.start(first.task, shared, algorithm.init_personal(first.task, shared), clock)
+    _, payload = algorithm.finish(first.task, work, first.train.batch(torch.arange(min(2, len(first.train)))), clock)
+    groups = Counter(id(player.task) for player in players)
+    files: dict[int, Rows] = {}
+    for player in players:
+        if id(player.task) not in files:
+            template = algorithm.init_personal(player.task, shared)
+            path = folder / f"personal-{len(files)}"
+            files[id(player.task)] = Rows(path, template, 2 * groups[id(player.task)])
+    return Board(
+        algorithm=algorithm,
+        players=players,
+        plan=plan,
+        seed=seed,
+        shared=Rows(folder / "shared", shared, 1),
+        payloads=Rows(folder / "payloads", payload, plan.clients_per_round),
+        personal=[files[id(player.task)] for player in players],
+    )
+
+
+@dataclass
+class Worker:
+    """A process, the pipe to it, and what it is doing."""
+
+    process: BaseProcess
+    pipe: Connection
+    job: Job | None = None
+    attempts: int = 0
+
+
+class ProcessEngine:
+    """Keeps the workers busy with one client at a time, and knows which rows are in use."""
+
+    def __init__(self, algorithm: AnyAlgorithm, players: Sequence[Player], plan: Plan, seed: int, workers: int) -> None:
+        """Lay out the states and start the workers."""
+        check(workers >= 1, "number of workers", "at least 1", workers)
+        self._folder = tempfile.TemporaryDirectory(prefix="quped-")
+        self._board = lay_out(algorithm, players, plan, seed, Path(self._folder.name))
+        seen: Counter[int] = Counter()
+        self._first_row = []
+        for player in players:
+            self._first_row.append(2 * seen[id(player.task)])
+            seen[id(player.task)] += 1
+        self._in_use: dict[int, int] = {}
+        """For each client that took part, the row of its state."""
+        count = min(workers, len(players))
+        self._workers = [Worker(*start_process(self._board)) for _ in range(count)]
+
+    def play(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
+        """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
+        self._board.shared.write(0, shared)
+        jobs = [self._job(client, clock.round, position) for position, client in enumerate(chosen)]
+        losses = self._all(jobs)
+        self._in_use |= {job.client: job.target for job in jobs}
+        payloads = (self._board.payloads.read(position) for position in range(len(chosen)))
+        return mean(payloads), sum(losses) / len(losses)
+
+    def scores(self, shared: Any) -> list[Score]:
+        """Evaluate every client's deployed model on its own test samples."""
+        self._board.shared.write(0, shared)
+        return self._all([self._job(client, None, 0) for client in range(len(self._board.players))])
+
+    def personal(self, shared: Any, client: int) -> Any:
+        """Return a copy of a client's own state; of one that never took part, the one that it would start with."""
+        return tree.map_leaves(torch.clone, self._board.state(shared, client, self._in_use.get(client)))
+
+    def deployed(self, shared: Any, client: int) -> Model:
+        """Return the model that a client uses now."""
+        task = self._board.players[client].task
+        return self._board.algorithm.deploy(task, shared, self.personal(shared, client))
+
+    def close(self) -> None:
+        """End the workers and remove the files."""
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+        self._workers = []
+        self._folder.cleanup()
+
+    def _job(self, client: int, round_: int | None, position: int) -> Job:
+        source, first = self._in_use.get(client), self._first_row[client]
+        return Job(client, round_, source, first + 1 if source == first else first, position)
+
+    def _all(self, jobs: Sequence[Job]) -> list[Any]:
+        """Have all jobs done and return their results in this order."""
+        # The largest clients go first: then those that are done last are small, and no worker waits long for another.
+        waiting = sorted(jobs, key=lambda job: len(self._board.players[job.client].train))
+        results: dict[int, Any] = {}
+        while len(results) < len(jobs):
+            for worker in self._workers:
+                if worker.job is None and waiting:
+                    worker.job = waiting.pop()
+                    worker.attempts = 1
+                    send(worker)
+            for ready in wait([worker.pipe for worker in self._workers if worker.job is not None]):
+                worker = next(w for w in self._workers if w.pipe is ready)
+                try:
+                    result = worker.pipe.recv()
+                except (EOFError, ConnectionError):
+                    self._revive(worker)
+                    continue
+                if isinstance(result, Exception):
+                    raise result
+                results[cast(Job, worker.job).client] = result
+                worker.job = None
+        return [results[job.client] for job in jobs]
+
+    def _revive(self, worker: Worker) -> None:
+        """Replace a worker that died, and give its job to the new one."""
+        worker.process.join()
+        job = cast(Job, worker.job)
+        what = "being evaluated" if job.round is None else f"in round {job.round}"
+        who = f"client '{self._board.players[job.client].name}', {what}"
+        code = worker.process.exitcode or 0
+        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if worker.attempts == MOST_ATTEMPTS:
+            raise RunError(
+                f"The worker of {who}, died {MOST_ATTEMPTS} times ({cause}): "
+                "if memory is short, use fewer workers or smaller batches."
+            )
+        warnings.warn(f"The worker of {who}, died ({cause}). Its work is done again by a new one.", stacklevel=2)
+        worker.pipe.close()
+        worker.process, worker.pipe = start_process(self._board)
+        worker.attempts += 1
+        send(worker)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def send(worker: Worker) -> None:
+    """Send a worker its job. If it is dead by now, the engine sees that when it waits for the result."""
+    with suppress(ConnectionError):
+        worker.pipe.send(worker.job)
+
+
+def start_process(board: Board) -> tuple[BaseProcess, Connection]:
+    """Start a worker process; return it, and the pipe to it."""
+    # Forked, where that is safe, a worker has the networks and data of this process, whatever they are; spawned, it
+    # gets what can be pickled.
+    linux = sys.platform == "linux"
+    context = multiprocessing.get_context("fork") if linux else multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, board, os.getpid()), daemon=True)
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forking beside other threads. The worker uses none of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    theirs.close()
+    return process, ours
+
+
+def serve(pipe: Connection, board: Board, parent: int) -> None:
+    """Do jobs, one after the other, until the engine is gone. The life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process decides what an interrupt means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    while True:
+        while not pipe.poll(ORPHAN_CHECK_SECONDS):
+            if os.getppid() != parent:
+                return
+        try:
+            job = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            result = board.do(job)
+        except Exception as error:  # told to the engine, which raises it
+            pipe.send(error)
+        else:
+            pipe.send(result)

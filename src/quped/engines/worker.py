@@ -1,0 +1,63 @@
+"""What an engine does with one client, wherever it does it."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from quped.algorithms import AnyAlgorithm
+from quped.data.batches import draw
+from quped.engines.rounds import Plan, Player, client_round
+from quped.errors import QupedError, RunError
+from quped.evaluate import Score, score
+from quped.rng import torch_seeded
+from quped.typing import Clock
+
+
+def play_client(
+    algorithm: AnyAlgorithm, player: Player, plan: Plan, seed: int, shared: Any, personal: Any, clock: Clock
+) -> tuple[Any, Any, float]:
+    """Run a client's round on its own batches; return its personal state, its payload and its mean loss.
+
+    The result depends on the arguments only. Errors name the client and the round.
+    """
+    batches = draw(
+        player.train,
+        seed=seed,
+        client=player.name,
+        round_=clock.round,
+        steps=plan.local_steps,
+        batch_size=player.batch_size,
+        draws=algorithm.draws,
+    )
+    try:
+        with torch_seeded(seed, "steps", player.name, clock.round):
+            personal, payload, loss = client_round(algorithm, player.task, shared, personal, batches, clock)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, QupedError):
+            raise
+        raise RunError(f"Client '{player.name}' failed in round {clock.round}: {error}") from error
+    if not math.isfinite(loss):
+        raise RunError(
+            f"The training loss of client '{player.name}' became {loss} in round {clock.round}: "
+            "lower the learning rate lr, or check the scale of its inputs."
+        )
+    return personal, payload, loss
+
+
+def score_client(algorithm: AnyAlgorithm, player: Player, shared: Any, personal: Any) -> Score:
+    """Evaluate a client's deployed model on its own test samples."""
+    return score(player.task.network, algorithm.deploy(player.task, shared, personal), player.test)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: faster for small networks, and sums are then added in one order everywhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,144 @@
+"""The process engine computes what the inline engine computes, and survives its workers."""
+
+import os
+import signal
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_federation import Net, algorithms, clients, samples
+from torch import Tensor
+
+from quped import Client, Federation, Fit, QuPeD, QupedError, tree
+from quped.algorithms import AnyAlgorithm
+from quped.data import TensorSamples
+from quped.engines import usable_cores
+from quped.typing import Batch
+
+
+def fit(algorithm: AnyAlgorithm, members: list[Client], workers: int | None) -> Fit:
+    """Train for a few rounds with sampling, momentum, BatchNorm and both phases."""
+    return Federation(members, algorithm, Net, seed=3).fit(
+        epochs=5,
+        finetune_epochs=2,
+        local_steps=2,
+        batch_size=8,
+        momentum=0.9,
+        clients_per_round=min(4, len(members)),
+        workers=workers,
+    )
+
+
+def assert_same(a: Fit, b: Fit) -> None:
+    """Assert that two runs agree bit for bit, in models and in every evaluation."""
+    left, right = dict(tree.items(dict(a.models))), dict(tree.items(dict(b.models)))
+    assert left.keys() == right.keys()
+    for path, leaf in left.items():
+        assert torch.equal(leaf, right[path]), path
+    assert [(e.loss, e.accuracy) for e in a.curve] == [(e.loss, e.accuracy) for e in b.curve]
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_inline_and_processes_agree_bit_for_bit(name: str) -> None:
+    """For every algorithm, with 1, 2 and 3 workers."""
+    algorithm = algorithms()[name]()
+    members = clients(algorithm, 5)
+    inline = fit(algorithm, members, workers=0)
+    for workers in (1, 2, 3):
+        assert_same(fit(algorithm, members, workers), inline)
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Samples that kill the process which draws them, as often as `lives` says; a file keeps the count."""
+
+    whole: TensorSamples
+    deaths: Path
+    lives: int
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels."""
+        return self.whole.labels
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.whole)
+
+    def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
+        """Return samples, or die: in training only, not when the federation is made."""
+        if rng is not None and len(self.deaths.read_text()) < self.lives:
+            self.deaths.write_text(self.deaths.read_text() + "x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.whole.batch(indices, rng)
+
+
+def with_deadly_client(tmp_path: Path, lives: int) -> list[Client]:
+    """Return clients of which the second kills its workers."""
+    members = clients(QuPeD(), 3)
+    deaths = tmp_path / "deaths"
+    deaths.write_text("")
+    deadly = Deadly(TensorSamples(*samples(1, 21)), deaths, lives)
+    return [members[0], Client("c1", train=deadly, test=samples(101, 12), model=Net, bits=1), members[2]]
+
+
+def test_a_dead_workers_round_is_done_again(tmp_path: Path) -> None:
+    """Killed twice, the run ends as if nothing had happened, and says whose worker died."""
+    calm = fit(QuPeD(), with_deadly_client(tmp_path, lives=0), workers=2)
+    with pytest.warns(UserWarning, match=r"The worker of client 'c1', in round \d, died \(signal 9\)"):
+        shaken = fit(QuPeD(), with_deadly_client(tmp_path, lives=2), workers=2)
+    assert (tmp_path / "deaths").read_text() == "xx"
+    assert_same(shaken, calm)
+
+
+def test_a_client_that_kills_every_worker_is_named(tmp_path: Path) -> None:
+    """After three deaths the run ends with the client, the cause and a remedy."""
+    members = with_deadly_client(tmp_path, lives=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(QupedError, match=r"client 'c1', in round 0, died 3 times \(signal 9\).*fewer workers"):
+            fit(QuPeD(), members, workers=2)
+    assert (tmp_path / "deaths").read_text() == "xxx"
+
+
+def test_errors_of_workers_are_those_of_the_inline_engine() -> None:
+    """The same sentence, whoever computed."""
+    members = [Client("phone", train=samples(0, 20), test=samples(1, 12), model=Net)]
+    for workers in (0, 2):
+        with pytest.raises(QupedError, match=r"training loss of client 'phone' became .* lower the learning rate"):
+            Federation(members, QuPeD()).fit(lr=1e12, workers=workers)
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary files and processes end with the run, also when it fails."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    members = clients(QuPeD(), 3)
+    fit(QuPeD(), members, workers=2)
+    with pytest.raises(QupedError):
+        Federation(members, QuPeD(), Net).fit(lr=1e12, workers=2)
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert children() == []
+
+
+def children() -> list[int]:
+    """Return the living child processes of this one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        if int(fields[1]) == os.getpid() and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_the_number_of_workers() -> None:
+    """By default all usable cores; a negative number is refused."""
+    assert usable_cores() >= 1
+    with pytest.raises(QupedError, match="number of workers must be at least 1, got -1"):
+        fit(QuPeD(), clients(QuPeD(), 2), workers=-1)
