@@ -19,9 +19,9 @@ ALLOWED = {
     "runs": set(),
     "evaluate": {"data", "losses"},
     "algorithms": {"quant", "losses"},
-    "engines": {"algorithms", "data", "evaluate"},
+    "engines": {"algorithms", "data", "evaluate", "runs"},
     "fit": {"models", "runs"},
-    "federation": {"algorithms", "data", "engines", "fit", "models", "quant"},
+    "federation": {"algorithms", "data", "engines", "evaluate", "fit", "models", "quant", "runs"},
     "experiments": {"algorithms", "data", "federation", "fit", "models", "quant", "runs"},
     "cli": {"algorithms", "data", "experiments", "fit", "runs"},
 }

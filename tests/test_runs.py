@@ -5,14 +5,15 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from quped.errors import RunError
-from quped.runs import RunRecord, holds_run, versions, write_json
+from quped.runs import Checkpoints, RunRecord, holds_run, versions, write_json
 
 
 def test_a_record_has_config_curves_and_result(tmp_path: Path) -> None:
     """Curves grow by one line per evaluation; nothing else is left behind."""
-    record = RunRecord(tmp_path / "a" / "run")
+    record = RunRecord.create(tmp_path / "a" / "run")
     record.config({"seed": 1})
     for i in range(3):
         record.point({"round": i})
@@ -25,13 +26,13 @@ def test_a_record_has_config_curves_and_result(tmp_path: Path) -> None:
 
 def test_an_existing_run_is_refused_unless_told(tmp_path: Path) -> None:
     """Refused, even when unfinished, and left as it was; replaced when told."""
-    RunRecord(tmp_path).config({"seed": 1})
+    RunRecord.create(tmp_path).config({"seed": 1})
     assert holds_run(tmp_path)
     with pytest.raises(RunError, match="already holds a run"):
-        RunRecord(tmp_path)
+        RunRecord.create(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 1}
     (tmp_path / "notes.txt").write_text("mine")
-    RunRecord(tmp_path, overwrite=True)
+    RunRecord.create(tmp_path, overwrite=True)
     assert not holds_run(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -40,7 +41,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     """A file in the way gets a clear error."""
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be used"):
-        RunRecord(tmp_path / "file" / "run")
+        RunRecord.create(tmp_path / "file" / "run")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +56,48 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_json(tmp_path / "result.json", {"new": True})
     assert json.loads((tmp_path / "result.json").read_text()) == {"old": True}
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_rewinding_drops_later_points(tmp_path: Path) -> None:
+    """A run that goes on after two rounds writes the points of later ones again."""
+    record = RunRecord.create(tmp_path)
+    record.rewind(0)
+    for i in range(5):
+        record.point({"round": i})
+    record.rewind(2)
+    record.point({"round": 2})
+    lines = (tmp_path / "curves.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1, 2]
+
+
+def test_checkpoints_keep_the_last_two(tmp_path: Path) -> None:
+    """The newest one is found; if it is damaged, the one before; tensors may share memory when saved."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.latest() is None
+    assert checkpoints.rounds() == 0
+    same = torch.arange(6.0).reshape(2, 3)
+    for i in range(4):
+        checkpoints.save(i, {"a": same + i, "b": (same + i).T, "c": same, "d": same}, {"round": i})
+    files = sorted((tmp_path / "checkpoints").iterdir())
+    assert [file.name for file in files] == ["round-000000002.safetensors", "round-000000003.safetensors"]
+    found = checkpoints.latest()
+    assert found is not None
+    assert torch.equal(found[0]["b"], (same + 3).T)
+    assert checkpoints.rounds() == 4
+    files[1].write_bytes(files[1].read_bytes()[:-5])
+    assert checkpoints.rounds() == 3
+    checkpoints.clear()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_finished_record_has_no_checkpoints(tmp_path: Path) -> None:
+    """They are removed with the result, and by a new run in their place."""
+    record = RunRecord.create(tmp_path)
+    record.checkpoints.save(0, {"a": torch.zeros(1)}, {"round": 0})
+    assert record.finished() is None
+    record.result({"accuracy": 1})
+    assert record.finished() == {"accuracy": 1}
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_versions_name_what_results_depend_on() -> None:

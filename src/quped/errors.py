@@ -25,6 +25,15 @@ class RunError(QupedError):
     """A run that cannot start, or cannot go on."""
 
 
+class InterruptedRunError(QupedError):
+    """A run that was asked by a signal to stop, and left a checkpoint."""
+
+    def __init__(self, round_: int, signal_number: int) -> None:
+        """Tell after which round it stopped, and by which signal."""
+        super().__init__(f"Stopped by signal {signal_number} after round {round_}, with a checkpoint.")
+        self.signal_number = signal_number
+
+
 def check(ok: bool, what: str, rule: str, got: object) -> None:
     """Raise `The WHAT must be RULE, got GOT.` unless `ok`."""
     if not ok:

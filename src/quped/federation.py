@@ -4,21 +4,25 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Task
 from quped.data import Pair, Samples, as_samples
-from quped.engines import Engine, InlineEngine, Plan, Player, ProcessEngine, RoundReport, run, usable_cores
-from quped.errors import InvalidValueError, NetworkError, check
+from quped.engines import Engine, InlineEngine, Plan, Player, ProcessEngine, RoundReport, checkpoint, run, usable_cores
+from quped.engines.checkpoint import stop_signals
+from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, RunError, check
+from quped.evaluate import Score
 from quped.fit import ClientReport, Evaluation, Fit, Progress
 from quped.models import FunctionalNetwork
 from quped.quant import Start
 from quped.quant.storage import float_bytes, packed_bytes
 from quped.rng import torch_seeded
+from quped.runs import Checkpoints
 from quped.typing import Model
 
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -186,6 +190,8 @@ class Federation:
         clients_per_round: int | None = None,
         evaluate_every: int = 1,
         workers: int | None = None,
+        checkpoints: Checkpoints | None = None,
+        checkpoint_every: int = 25,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> Fit:
         """Train, and return what was learned.
@@ -197,6 +203,10 @@ class Federation:
         `clients_per_round` clients are sampled for each round; by default all take part. `evaluate_every` counts
         epochs. `workers` processes compute, by default one for each core; with 0, this process does.
         The result is the same. `progress` is called after every round.
+
+        With `checkpoints`, the run continues from the newest one, if there is any, and ends as if it had never been
+        interrupted. One is written every `checkpoint_every` rounds, and on SIGINT or SIGTERM, which then end the run
+        with an `InterruptedRunError`.
         """
         began = time.monotonic()
         members = self.members
@@ -226,27 +236,30 @@ class Federation:
             )
             for m in members
         ]
-        curve: list[Evaluation] = []
+        check(checkpoint_every >= 1, "checkpoint_every", "at least 1", checkpoint_every)
+        identity = {"seed": repr(self.seed), "algorithm": repr(self.algorithm), "plan": repr(plan), "sgd": repr(sgd)}
+        identity["clients"] = repr([(m.client.name, m.client.bits, m.network.name) for m in members])
+        with ExitStack() as stack:
+            engine = stack.enter_context(closing(self._engine(players, plan, workers)))
+            stop = stack.enter_context(stop_signals()) if checkpoints else lambda: None
+            shared, first, curve = self._resume(checkpoints, engine, players, identity)
+            began -= curve[-1].seconds if curve else 0
 
-        def report(told: RoundReport) -> None:
-            clock = told.clock
-            evaluation = None
-            if told.scores is not None:
-                found = {p.name: s.accuracy for p, s in zip(players, told.scores, strict=True)}
-                accuracy = {name: found[name] for name in self._names}
+            def report(told: RoundReport) -> None:
+                clock = told.clock
                 seconds = round(time.monotonic() - began, 3)
-                evaluation = Evaluation(clock.round, clock.epoch, clock.phase.value, told.loss, accuracy, seconds)
-                curve.append(evaluation)
-            progress(Progress(clock.round, plan.rounds, clock.epoch, clock.phase.value, told.loss, evaluation))
+                evaluation = None if told.scores is None else self._evaluation(told, told.scores, seconds)
+                if evaluation is not None:
+                    curve.append(evaluation)
+                signal_number = stop()  # asked once: what comes after the checkpoint waits for the next round
+                if checkpoints is not None and (signal_number or (clock.round + 1) % checkpoint_every == 0):
+                    about = {"run": identity, "curve": [asdict(point) for point in curve]}
+                    checkpoint.save(checkpoints, engine, told.shared, clock.round, about)
+                progress(Progress(clock.round, plan.rounds, clock.epoch, clock.phase.value, told.loss, evaluation))
+                if signal_number is not None:
+                    raise InterruptedRunError(clock.round, signal_number)
 
-        count = usable_cores() if workers is None else workers
-        engine: Engine
-        if count == 0:
-            engine = InlineEngine(self.algorithm, players, plan, self.seed)
-        else:
-            engine = ProcessEngine(self.algorithm, players, plan, self.seed, count)
-        with closing(engine):
-            shared = run(self.algorithm, players, plan, self.seed, engine, report)
+            shared = run(self.algorithm, plan, len(players), self.seed, engine, shared, report, first)
             models = {p.name: engine.deployed(shared, i) for i, p in enumerate(players)}
         by_name = {m.client.name: m for m in members}
         return Fit(
@@ -259,6 +272,40 @@ class Federation:
             clients=[describe(by_name[name], models[name], curve[-1].accuracy[name]) for name in self._names],
             models={name: models[name] for name in self._names},
             networks={name: by_name[name].network for name in self._names},
+        )
+
+    def _engine(self, players: Sequence[Player], plan: Plan, workers: int | None) -> Engine:
+        count = usable_cores() if workers is None else workers
+        if count == 0:
+            return InlineEngine(self.algorithm, players, plan, self.seed)
+        return ProcessEngine(self.algorithm, players, plan, self.seed, count)
+
+    def _resume(
+        self,
+        checkpoints: Checkpoints | None,
+        engine: Engine,
+        players: Sequence[Player],
+        identity: dict[str, str],
+    ) -> tuple[Any, int, list[Evaluation]]:
+        """Return the shared state, the round to begin with, and the evaluations before it."""
+        found = checkpoint.load(checkpoints, engine, self.algorithm, players) if checkpoints else None
+        if found is None:
+            return self.algorithm.init_shared(players[0].task), 0, []
+        shared, first, about = found
+        for key, mine in identity.items():
+            if about["run"][key] != mine:
+                raise RunError(f"The checkpoint is of a run with another {key}: {about['run'][key]} instead of {mine}.")
+        return shared, first, [Evaluation(**point) for point in about["curve"]]
+
+    def _evaluation(self, told: RoundReport, scores: Sequence[Score], seconds: float) -> Evaluation:
+        found = {m.client.name: score.accuracy for m, score in zip(self.members, scores, strict=True)}
+        return Evaluation(
+            round=told.clock.round,
+            epoch=told.clock.epoch,
+            phase=told.clock.phase.value,
+            loss=told.loss,
+            accuracy={name: found[name] for name in self._names},
+            seconds=seconds,
         )
 
     def _finetune_epochs(self, epochs: int) -> int:

@@ -1,31 +1,48 @@
-"""The record of a run: a directory with `config.json`, `curves.jsonl` and, once it is finished, `result.json`."""
+"""The record of a run: a directory with `config.json`, `curves.jsonl` and, once it is finished, `result.json`.
+
+While it is under way there is also a folder of checkpoints, from which it can be continued.
+"""
 
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
 from quped.errors import RunError
 
-CONFIG, CURVES, RESULT = "config.json", "curves.jsonl", "result.json"
+CONFIG, CURVES, RESULT, CHECKPOINTS = "config.json", "curves.jsonl", "result.json", "checkpoints"
 
 
 class RunRecord:
     """A run directory that is being written. Every file is whole at every moment."""
 
-    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
-        """Claim the directory: make it, and refuse one that holds a run already unless told to replace it."""
+    def __init__(self, path: Path) -> None:
+        """Go on with the record in a directory. A new one begins with `create`."""
         self.path = path
+        self.checkpoints = Checkpoints(path / CHECKPOINTS)
+
+    @classmethod
+    def create(cls, path: Path, *, overwrite: bool = False) -> "RunRecord":
+        """Begin a record: make the directory, and refuse one that holds a run already unless told to replace it."""
         if holds_run(path) and not overwrite:
             raise RunError(f"{path} already holds a run: choose another directory, or allow it to be overwritten.")
+        record = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             for name in (RESULT, CURVES, CONFIG):
                 (path / name).unlink(missing_ok=True)
+            record.checkpoints.clear()
         except OSError as error:
             raise RunError(f"The run directory {path} cannot be used: {error.strerror}.") from error
+        return record
 
     def config(self, values: dict[str, Any]) -> None:
         """Write what was asked for."""
@@ -36,9 +53,72 @@ class RunRecord:
         with (self.path / CURVES).open("ab", buffering=0) as file:
             file.write(json.dumps(values).encode() + b"\n")
 
+    def rewind(self, rounds: int) -> None:
+        """Drop the points of all but the first rounds: a run that is continued from there writes them again."""
+        curves = self.path / CURVES
+        if curves.exists():
+            lines = curves.read_bytes().splitlines(keepends=True)
+            write_bytes(curves, b"".join(line for line in lines if json.loads(line)["round"] < rounds))
+
+    def finished(self) -> dict[str, Any] | None:
+        """Return what came out, if the run is finished."""
+        path = self.path / RESULT
+        return read_json(path) if path.exists() else None
+
     def result(self, values: dict[str, Any]) -> None:
-        """Write what came out: the sign that the run is finished."""
+        """Write what came out: the sign that the run is finished. Its checkpoints are not needed any more."""
         write_json(self.path / RESULT, values)
+        self.checkpoints.clear()
+
+
+class Checkpoints:
+    """A folder with the last two checkpoints of a run: one file each, whole or not there."""
+
+    KEPT = 2
+
+    def __init__(self, folder: Path) -> None:
+        """Use a folder, which need not exist."""
+        self.folder = folder
+
+    def save(self, round_: int, tensors: Mapping[str, Tensor], info: dict[str, Any]) -> None:
+        """Write the state after a round, and forget all but the last two."""
+        # Own memory for each tensor: states may share some, which the format does not allow.
+        content = {key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
+        data = safetensors.torch.save(content, {"info": json.dumps(info)})
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(self.folder / f"round-{round_:09d}.safetensors", data)
+            for old in self._files()[self.KEPT :]:
+                old.unlink()
+        except OSError as error:
+            raise RunError(f"A checkpoint cannot be written to {self.folder}: {error.strerror}.") from error
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the newest state that can be read, and what was said of it."""
+        for file in self._files():
+            try:
+                with safe_open(file, "pt") as handle:
+                    info = handle.metadata()["info"]
+                return safetensors.torch.load_file(file), json.loads(info)
+            except (OSError, SafetensorError):
+                continue  # damaged after it was written: the one before it will do
+        return None
+
+    def rounds(self) -> int:
+        """Return the number of rounds done before the newest checkpoint."""
+        found = self.latest()
+        return 0 if found is None else int(found[1]["round"]) + 1
+
+    def clear(self) -> None:
+        """Remove all checkpoints."""
+        if self.folder.is_dir():
+            for file in self._files():
+                file.unlink()
+            self.folder.rmdir()
+
+    def _files(self) -> list[Path]:
+        """Return the files, newest first."""
+        return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
 
 
 def holds_run(path: Path) -> bool:
@@ -46,18 +126,34 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in (CONFIG, CURVES, RESULT))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file of a record."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path.parent} holds no run: there is no {path.name}.") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}.") from error
+    return values
+
+
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write a file that is either there with all its content, or not there."""
+    """Write values to a file that is either there with all its content, or not there."""
+    try:
+        write_bytes(path, json.dumps(values, indent=2).encode() + b"\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file aside, and move it into place when it is complete."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("w") as file:
-            json.dump(values, file, indent=2)
-            file.write("\n")
+        with draft.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}.") from error
     finally:
         draft.unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
 """Arithmetic on trees of tensors: dictionaries and NamedTuples, nested, with tensors as leaves."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -39,6 +39,12 @@ def items(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from items(value, f"{prefix}.{name}" if prefix else str(name))
     else:
         raise TypeError(f"a tree holds tensors, dictionaries and tuples, not {type(tree).__name__}")
+
+
+def unflatten(template: T, leaves: Mapping[str, Tensor], prefix: str) -> T:
+    """Return a tree in the shape of a template, from leaves by their paths: the inverse of `items`."""
+    paths = iter([path for path, _ in items(template, prefix)])
+    return map_leaves(lambda _: leaves[next(paths)], template)
 
 
 def add_scaled(a: Params, b: Params, scale: Tensor | float) -> Params:

@@ -15,21 +15,33 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from quped import fit
 from quped.algorithms import AnyAlgorithm
 from quped.cli.tables import client_table, comparison_table, verdict
-from quped.experiments import find, load, presets, run_experiment
+from quped.errors import InterruptedRunError, InvalidValueError
+from quped.experiments import find, load, presets, run_experiment, validate
+from quped.runs import CONFIG, read_json
 
 Preset = Annotated[
-    str, typer.Argument(metavar="[PRESET | FILE.toml]", help="A preset (see `quped presets`) or a file.")
+    str | None,
+    typer.Argument(
+        metavar="[PRESET | FILE.toml]",
+        help="A preset (see `quped presets`) or a file.",
+        show_default="quickstart",
+    ),
 ]
 Change = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a value, such as training.epochs=5. May be repeated."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Everything random follows from it.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Everything random follows from it.", show_default="0")]
 Out = Annotated[
     Path | None,
     typer.Option(help="Directory for the run's record.", show_default="runs/PRESET-DATE-TIME", file_okay=False),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already in --out.")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Go on with the interrupted run in DIR.", file_okay=False, show_default=False),
+]
+CheckpointEvery = Annotated[int, typer.Option(min=1, metavar="N", help="Write a checkpoint every N rounds.")]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -41,37 +53,58 @@ Json = Annotated[bool, typer.Option("--json", help="Print result.json, and nothi
 
 
 def run_command(
-    preset: Preset = "quickstart",
+    preset: Preset = None,
     change: Change = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    resume: Resume = None,
+    checkpoint_every: CheckpointEvery = 25,
     workers: Workers = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train a federation and show what every client got.
 
-    Without arguments, runs the preset *quickstart*.
+    Without arguments, runs the preset *quickstart*. Ctrl-C stops after the round, with a checkpoint.
     """
-    path = find(preset)
-    experiment = load(path, change or ())
-    folder = out or Path("runs") / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    if resume is not None:
+        if preset or change or seed is not None or out or overwrite:
+            raise InvalidValueError("--resume takes the experiment from the record: give no other options of it.")
+        asked = read_json(resume / CONFIG)
+        name, number, folder = asked["preset"], asked["seed"], resume
+        experiment = validate(asked["config"], str(resume / CONFIG))
+    else:
+        path = find(preset or "quickstart")
+        experiment = load(path, change or ())
+        name, number = path.stem, seed or 0
+        folder = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     console = Console(quiet=quiet or as_json, highlight=False)
     if experiment.description:
-        console.print(f"[bold]{path.stem}[/]: {experiment.description}")
-    with notes(console), bars(console) as follow:
-        outcome = run_experiment(
-            experiment, preset=path.stem, seed=seed, out=folder, overwrite=overwrite, workers=workers, progress=follow
-        )
-    main, *others = outcome.fits
-    console.print(client_table(main))
-    if others:
-        console.print(comparison_table(outcome.fits))
-        console.print(verdict(outcome.fits))
+        console.print(f"[bold]{name}[/]: {experiment.description}")
+    try:
+        with notes(console), bars(console) as follow:
+            results = run_experiment(
+                experiment,
+                preset=name,
+                seed=number,
+                out=folder,
+                overwrite=overwrite,
+                resume=resume is not None,
+                workers=workers,
+                checkpoint_every=checkpoint_every,
+                progress=follow,
+            )
+    except InterruptedRunError as stop:
+        Console(stderr=True, highlight=False).print(f"{stop} Go on with: quped run --resume {folder}")
+        raise typer.Exit(128 + stop.signal_number) from stop
+    console.print(client_table(results[0]))
+    if len(results) > 1:
+        console.print(comparison_table(results))
+        console.print(verdict(results))
     console.print(f"Record: {folder}")
     if as_json:
-        print(json.dumps(outcome.result, indent=2))
+        print(json.dumps(results[0], indent=2))
 
 
 def presets_command() -> None:

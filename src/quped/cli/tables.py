@@ -1,18 +1,28 @@
-"""What a person reads at the end of a run."""
+"""What a person reads at the end of a run: made of what `result.json` says."""
 
 import numpy as np
 from rich.table import Table
 
 from quped.algorithms import ALGORITHMS, FULL_PRECISION
-from quped.fit import Fit
+from quped.experiments import Result
 
 MOST_ROWS = 30
 """Clients listed one by one."""
 
 
-def title(fit: Fit) -> str:
+def title(result: Result) -> str:
     """Return an algorithm's proper name."""
-    return ALGORITHMS[fit.algorithm].__name__
+    return ALGORITHMS[result["algorithm"]].__name__
+
+
+def accuracy(result: Result) -> float:
+    """Return the accuracy, mean over clients."""
+    return float(result["accuracy"]["mean"])
+
+
+def mean(result: Result, field: str) -> float:
+    """Return the mean over clients of a number."""
+    return float(np.mean([client[field] for client in result["clients"]]))
 
 
 def size(count: float) -> str:
@@ -20,56 +30,47 @@ def size(count: float) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB" if count >= 1e3 else f"{count:.0f} B"
 
 
-def client_table(fit: Fit) -> Table:
+def client_table(result: Result) -> Table:
     """One line per client: what it runs, how well, and how large that is."""
-    table = Table(title=f"{title(fit)}: what every client got", title_justify="left")
+    table = Table(title=f"{title(result)}: what every client got", title_justify="left")
     for name in ("client", "network"):
         table.add_column(name)
     for name in ("bits", "samples", "accuracy", "size", "as float32"):
         table.add_column(name, justify="right")
-    for c in fit.clients[:MOST_ROWS]:
-        bits = "float" if c.bits == FULL_PRECISION else str(c.bits)
-        table.add_row(
-            c.name, c.model, bits, f"{c.samples:,}", f"{c.accuracy:.1%}", size(c.bytes_packed), size(c.bytes_float32)
-        )
-    if len(fit.clients) > MOST_ROWS:
-        table.add_row("...", f"{len(fit.clients) - MOST_ROWS:,} more in result.json")
+    clients = result["clients"]
+    for c in clients[:MOST_ROWS]:
+        sizes = size(c["bytes_packed"]), size(c["bytes_float32"])
+        bits = "float" if c["bits"] == FULL_PRECISION else str(c["bits"])
+        table.add_row(c["name"], c["model"], bits, f"{c['samples']:,}", f"{c['accuracy']:.1%}", *sizes)
+    if len(clients) > MOST_ROWS:
+        table.add_row("...", f"{len(clients) - MOST_ROWS:,} more in result.json")
     table.add_section()
-    packed, full = (float(np.mean([getattr(c, f) for c in fit.clients])) for f in ("bytes_packed", "bytes_float32"))
-    samples = sum(c.samples for c in fit.clients)
-    table.add_row("mean", "", "", f"{samples / len(fit.clients):,.0f}", f"{mean(fit):.1%}", size(packed), size(full))
+    sizes = size(mean(result, "bytes_packed")), size(mean(result, "bytes_float32"))
+    table.add_row("mean", "", "", f"{mean(result, 'samples'):,.0f}", f"{accuracy(result):.1%}", *sizes)
     return table
 
 
-def comparison_table(fits: list[Fit]) -> Table:
+def comparison_table(results: list[Result]) -> Table:
     """One line per algorithm."""
     table = Table(title="The same clients, other methods", title_justify="left")
     table.add_column("method")
     for name in ("accuracy", "worst client", "size per client", "seconds"):
         table.add_column(name, justify="right")
-    for fit in fits:
-        packed = float(np.mean([c.bytes_packed for c in fit.clients]))
-        worst = min(fit.accuracy.values())
-        table.add_row(title(fit), f"{mean(fit):.1%}", f"{worst:.1%}", size(packed), f"{fit.seconds:.0f}")
+    for result in results:
+        worst = min(result["accuracy"]["per_client"].values())
+        packed = size(mean(result, "bytes_packed"))
+        table.add_row(title(result), f"{accuracy(result):.1%}", f"{worst:.1%}", packed, f"{result['seconds']:.0f}")
     return table
 
 
-def verdict(fits: list[Fit]) -> str:
+def verdict(results: list[Result]) -> str:
     """Say in a sentence per method how the first one compares with it."""
-    first = fits[0]
-    mine = float(np.mean([c.bytes_packed for c in first.clients]))
+    first = results[0]
     lines = []
-    for other in fits[1:]:
-        gap = 100 * (mean(first) - mean(other))
-        theirs = float(np.mean([c.bytes_packed for c in other.clients]))
-        word = "above" if gap > 0 else "below"
-        accuracy = f"{abs(gap):.1f} points {word}" if abs(gap) >= 0.05 else "as accurate as"
-        ratio = theirs / mine
+    for other in results[1:]:
+        gap = 100 * (accuracy(first) - accuracy(other))
+        words = f"{abs(gap):.1f} points {'above' if gap > 0 else 'below'}" if abs(gap) >= 0.05 else "as accurate as"
+        ratio = mean(other, "bytes_packed") / mean(first, "bytes_packed")
         space = f", in 1/{ratio:.1f} of the space" if ratio > 1.05 else ""
-        lines.append(f"{title(first)} is {accuracy} {title(other)}{space}.")
+        lines.append(f"{title(first)} is {words} {title(other)}{space}.")
     return "\n".join(lines)
-
-
-def mean(fit: Fit) -> float:
-    """Return the accuracy, mean over clients."""
-    return fit.curve[-1].mean

@@ -1,6 +1,6 @@
 """The engine for debugging and small federations: everything in this process, one client after the other."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quped.algorithms import AnyAlgorithm
@@ -54,6 +54,14 @@ class InlineEngine:
                 score_client(self._algorithm, player, shared, self.personal(shared, i))
                 for i, player in enumerate(self._players)
             ]
+
+    def states(self) -> dict[int, Any]:
+        """Return the personal state of every client that took part."""
+        return dict(self._personal)
+
+    def restore(self, states: Mapping[int, Any]) -> None:
+        """Go on from such states."""
+        self._personal = dict(states)
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -159,6 +159,16 @@ class ProcessEngine:
         """Return the model that a client uses now."""
         task = self._board.players[client].task
         return self._board.algorithm.deploy(task, shared, self.personal(shared, client))
+
+    def states(self) -> dict[int, Any]:
+        """Return the personal state of every client that took part; its tensors are views of the files."""
+        return {client: self._board.personal[client].read(row) for client, row in self._in_use.items()}
+
+    def restore(self, states: Mapping[int, Any]) -> None:
+        """Go on from such states."""
+        for client, state in states.items():
+            self._in_use[client] = self._first_row[client]
+            self._board.personal[client].write(self._first_row[client], state)
 
     def close(self) -> None:
         """End the workers and remove the files."""

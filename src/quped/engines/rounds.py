@@ -1,7 +1,7 @@
 """The loop of a federation, written once. An engine says where a client's round is computed."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -85,6 +85,8 @@ class RoundReport(NamedTuple):
     """Training loss, mean over the round's clients and steps."""
     scores: list[Score] | None
     """For each client, its deployed model on its test samples; None in rounds without evaluation."""
+    shared: Any
+    """The server's state after the round."""
 
 
 class Engine(Protocol):
@@ -100,6 +102,14 @@ class Engine(Protocol):
 
     def scores(self, shared: Any) -> list[Score]:
         """Evaluate every client's deployed model on its own test samples."""
+        ...
+
+    def states(self) -> dict[int, Any]:
+        """Return the personal state of every client that took part."""
+        ...
+
+    def restore(self, states: Mapping[int, Any]) -> None:
+        """Go on from such states."""
         ...
 
     def close(self) -> None:
@@ -147,16 +157,18 @@ def choose(plan: Plan, clients: int, seed: int, round_: int) -> list[int]:
 
 def run(
     algorithm: AnyAlgorithm,
-    players: Sequence[Player],
     plan: Plan,
+    clients: int,
     seed: int,
     engine: Engine,
+    shared: Any,
     report: Callable[[RoundReport], None],
+    first: int = 0,
 ) -> Any:
-    """Run all rounds and return the final shared state."""
-    shared = algorithm.init_shared(players[0].task)
-    for clock in map(plan.clock, range(plan.rounds)):
-        mean, loss = engine.play(shared, clock, choose(plan, len(players), seed, clock.round))
-        shared = algorithm.combine(shared, mean)
-        report(RoundReport(clock, loss, engine.scores(shared) if plan.evaluates(clock.round) else None))
+    """Run all rounds from the first on, and return the final shared state."""
+    for clock in map(plan.clock, range(first, plan.rounds)):
+        received, loss = engine.play(shared, clock, choose(plan, clients, seed, clock.round))
+        shared = algorithm.combine(shared, received)
+        scores = engine.scores(shared) if plan.evaluates(clock.round) else None
+        report(RoundReport(clock, loss, scores, shared))
     return shared

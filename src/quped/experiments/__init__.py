@@ -1,7 +1,7 @@
 """Experiments as files: what they may say, those that come along, and how one is run."""
 
 from quped.experiments.presets import find, presets
-from quped.experiments.run import Outcome, run_experiment
-from quped.experiments.schema import Experiment, load
+from quped.experiments.run import Result, run_experiment
+from quped.experiments.schema import Experiment, load, validate
 
-__all__ = ["Experiment", "Outcome", "find", "load", "presets", "run_experiment"]
+__all__ = ["Experiment", "Result", "find", "load", "presets", "run_experiment", "validate"]

@@ -1,7 +1,6 @@
 """From an experiment file to run records."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,17 @@ from quped.data.scheme import split
 from quped.errors import RunError
 from quped.experiments.schema import Experiment
 from quped.federation import Client, Federation
-from quped.fit import Fit, Progress
+from quped.fit import Progress
 from quped.rng import generator
 from quped.runs import RunRecord, holds_run
 
 VALIDATION_FRACTION = 0.2
 
+Result = dict[str, Any]
+"""What a `result.json` says."""
+
 ProgressOf = Callable[[AnyAlgorithm], Callable[[Progress], None]]
 """For each algorithm, what to tell after each of its rounds."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The fits of an experiment: the algorithm's first, then those it was compared with."""
-
-    fits: list[Fit]
-    result: dict[str, Any]
-    """What `result.json` says."""
 
 
 def run_experiment(
@@ -42,38 +35,48 @@ def run_experiment(
     seed: int,
     out: Path,
     overwrite: bool = False,
+    resume: bool = False,
     workers: int | None = None,
+    checkpoint_every: int = 25,
     progress: ProgressOf = lambda _: lambda _: None,
-) -> Outcome:
+) -> list[Result]:
     """Run all algorithms of an experiment and record them: the first in `out`, the others in folders below it.
 
-    Everything is checked before the first file is written.
+    Everything is checked before the first file is written. With `resume`, what is finished is read from the records,
+    and what is not goes on from its last checkpoint. Returns what `result.json` of each says.
     """
     methods = experiment.methods
     population = Population(experiment, seed)
     federations = [population.federation(method.algorithm) for method in methods]
     folders = [out, *(out / name for name in distinct([m.algorithm.name for m in methods[1:]]))]
     for folder in folders:
-        if holds_run(folder) and not overwrite:
-            raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite.")
+        if holds_run(folder) and not (overwrite or resume):
+            raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite or --resume.")
     whole = experiment.model_dump(mode="json")
-    records = [RunRecord(folder, overwrite=overwrite) for folder in folders]
-    fits: list[Fit] = []
-    results: list[dict[str, Any]] = []
-    for method, federation, record in zip(methods, federations, records, strict=True):
+    results: list[Result] = []
+    for method, federation, folder in zip(methods, federations, folders, strict=True):
         training = method.training.model_dump()
-        config = whole | {"algorithm": method.options, "training": training, "compare": []}
-        record.config({"preset": preset, "seed": seed, "config": config})
-        fit = federation.fit(**training, workers=workers, progress=recording(record, progress(method.algorithm)))
-        fits.append(fit)
-        results.append({"preset": preset, **fit.result(), "config": config})
-    # The first record is finished last: it tells of the comparison.
-    for record, result in zip(records[1:], results[1:], strict=True):
-        record.result(result)
-    results[0]["config"] = whole
-    results[0]["comparison"] = [summary(fit) for fit in fits]
-    records[0].result(results[0])
-    return Outcome(fits, results[0])
+        config = whole | {"algorithm": method.options, "training": training}
+        if folder != out:
+            config["compare"] = []
+        record = RunRecord(folder) if resume and holds_run(folder) else RunRecord.create(folder, overwrite=overwrite)
+        result = record.finished()
+        if result is None:
+            record.config({"preset": preset, "seed": seed, "config": config})
+            record.rewind(record.checkpoints.rounds())
+            fit = federation.fit(
+                **training,
+                workers=workers,
+                checkpoints=record.checkpoints,
+                checkpoint_every=checkpoint_every,
+                progress=recording(record, progress(method.algorithm)),
+            )
+            result = {"preset": preset, **fit.result(), "config": config}
+            record.result(result)
+        results.append(result)
+    results[0]["comparison"] = [summary(result) for result in results]
+    RunRecord(out).result(results[0])
+    return results
 
 
 def recording(record: RunRecord, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
@@ -87,13 +90,13 @@ def recording(record: RunRecord, tell: Callable[[Progress], None]) -> Callable[[
     return told
 
 
-def summary(fit: Fit) -> dict[str, Any]:
+def summary(result: Result) -> Result:
     """Return a method's line in the comparison."""
     return {
-        "algorithm": fit.algorithm,
-        "accuracy": fit.result()["accuracy"]["mean"],
-        "bytes_packed": round(float(np.mean([c.bytes_packed for c in fit.clients]))),
-        "seconds": round(fit.seconds, 3),
+        "algorithm": result["algorithm"],
+        "accuracy": result["accuracy"]["mean"],
+        "bytes_packed": round(float(np.mean([client["bytes_packed"] for client in result["clients"]]))),
+        "seconds": result["seconds"],
     }
 
 

@@ -1,0 +1,68 @@
+"""The state of a federation between two rounds, to and from a checkpoint."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from quped import tree
+from quped.algorithms import AnyAlgorithm
+from quped.engines.rounds import Engine, Player
+from quped.errors import RunError
+from quped.runs import Checkpoints
+
+
+def save(checkpoints: Checkpoints, engine: Engine, shared: Any, round_: int, about: dict[str, Any]) -> None:
+    """Write the state after a round, with what else is to be remembered."""
+    states = engine.states()
+    tensors = dict(tree.items(shared, "shared"))
+    for client, state in states.items():
+        tensors |= dict(tree.items(state, f"personal-{client}"))
+    checkpoints.save(round_, tensors, {"round": round_, "clients": sorted(states), "about": about})
+
+
+def load(
+    checkpoints: Checkpoints, engine: Engine, algorithm: AnyAlgorithm, players: Sequence[Player]
+) -> tuple[Any, int, dict[str, Any]] | None:
+    """Bring an engine to the newest checkpoint; return the shared state, the next round and what was remembered."""
+    found = checkpoints.latest()
+    if found is None:
+        return None
+    tensors, info = found
+    shared = algorithm.init_shared(players[0].task)
+    try:
+        states = {}
+        for client in info["clients"]:
+            template = algorithm.init_personal(players[client].task, shared)
+            states[client] = tree.unflatten(template, tensors, f"personal-{client}")
+        shared = tree.unflatten(shared, tensors, "shared")
+    except (KeyError, IndexError) as error:
+        raise RunError(f"The checkpoint in {checkpoints.folder} is of another federation: it lacks {error}.") from error
+    engine.restore(states)
+    return shared, info["round"] + 1, info["about"]
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int | None]]:
+    """Hold back SIGINT and SIGTERM within the block; yield what tells the first one that came, if any.
+
+    A second SIGINT interrupts at once. Only the main thread can do so; in others nothing is held back.
+    """
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if came and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: came[0] if came else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

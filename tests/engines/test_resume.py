@@ -1,0 +1,179 @@
+"""A run that was interrupted, however, ends as if it had not been."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from small_federation import Net, algorithms, clients
+
+from quped import Federation, Fit, QuPeD, QupedError, tree
+from quped.algorithms import AnyAlgorithm
+from quped.errors import InterruptedRunError
+from quped.fit import Progress
+from quped.runs import Checkpoints
+
+ROUNDS = 9
+
+
+class StopError(Exception):
+    """Stands for whatever ends a process between two rounds."""
+
+
+def fit(
+    algorithm: AnyAlgorithm, checkpoints: Checkpoints | None, workers: int, stop_after: int = ROUNDS, seed: int = 3
+) -> Fit:
+    """Train for nine rounds with sampling, momentum and both phases; raise after a round if told."""
+
+    def progress(told: Progress) -> None:
+        if told.round == stop_after:
+            raise StopError
+
+    return Federation(clients(algorithm, 4), algorithm, Net, seed=seed).fit(
+        epochs=6,
+        finetune_epochs=2,
+        local_steps=2,
+        batch_size=8,
+        momentum=0.9,
+        clients_per_round=3,
+        workers=workers,
+        checkpoints=checkpoints,
+        checkpoint_every=2,
+        progress=progress,
+    )
+
+
+def assert_same(a: Fit, b: Fit) -> None:
+    """Assert that two runs agree bit for bit, in models and in every evaluation."""
+    left, right = dict(tree.items(dict(a.models))), dict(tree.items(dict(b.models)))
+    for path, leaf in left.items():
+        assert torch.equal(leaf, right[path]), path
+    assert [(e.round, e.loss, e.accuracy) for e in a.curve] == [(e.round, e.loss, e.accuracy) for e in b.curve]
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_resumed_equals_never_interrupted(name: str, tmp_path: Path) -> None:
+    """For every algorithm: stopped in both phases, continued by the other engine each time, the same bits."""
+    algorithm, checkpoints = algorithms()[name](), Checkpoints(tmp_path)
+    whole = fit(algorithm, None, workers=0)
+    assert whole.rounds == ROUNDS
+    for stop_after, workers in ((0, 0), (2, 2), (6, 0)):
+        with pytest.raises(StopError):
+            fit(algorithm, checkpoints, workers, stop_after)
+    assert checkpoints.rounds() == 6
+    assert_same(fit(algorithm, checkpoints, workers=2), whole)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    """The error says what differs."""
+    with pytest.raises(StopError):
+        fit(QuPeD(), Checkpoints(tmp_path), 0, stop_after=4)
+    with pytest.raises(QupedError, match="of a run with another seed: 3 instead of 4"):
+        fit(QuPeD(), Checkpoints(tmp_path), 0, seed=4)
+    with pytest.raises(QupedError, match="of a run with another algorithm"):
+        fit(QuPeD(lambda_p=0.5), Checkpoints(tmp_path), 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_signal_stops_after_the_round_with_a_checkpoint(tmp_path: Path, number: signal.Signals, workers: int) -> None:
+    """The round that is being computed is finished and kept; handlers are as they were."""
+    before = signal.getsignal(number)
+    timers = []
+
+    def progress(told: Progress) -> None:
+        if told.round == 1:
+            timers.append(threading.Timer(0.02, os.kill, (os.getpid(), number)))
+            timers[0].start()
+
+    federation = Federation(clients(QuPeD(), 4), QuPeD(), Net)
+    with pytest.raises(InterruptedRunError, match=f"Stopped by signal {int(number)} after round") as stopped:
+        federation.fit(epochs=10_000, workers=workers, checkpoints=Checkpoints(tmp_path), progress=progress)
+    timers[0].join()
+    assert stopped.value.signal_number == number
+    assert Checkpoints(tmp_path).rounds() >= 3
+    assert signal.getsignal(number) is before
+
+
+EXPERIMENT = """
+[data]
+name = "digits"
+partition = "classes=5"
+
+[[clients]]
+count = 4
+model = { name = "mlp", hidden = [16, 8] }
+bits = 1
+
+[training]
+epochs = 24
+local_steps = 4
+batch_size = 60
+evaluate_every = 2
+
+[[compare]]
+algorithm = { name = "fedavg" }
+"""
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
+    """Start the program in a process group of its own."""
+    program = str(Path(sys.executable).with_name("quped"))
+    return subprocess.Popen([program, "run", *arguments, "--quiet"], cwd=cwd, start_new_session=True)
+
+
+def without_times(path: Path) -> list[dict[str, object]]:
+    """Read a record's files but for what a clock told."""
+    values = [json.loads(line) for line in (path / "curves.jsonl").read_text().splitlines()]
+    result = json.loads((path / "result.json").read_text())
+    for value in (*values, result, *result.get("comparison", [])):
+        value.pop("seconds")
+    return [*values, result]
+
+
+def test_killed_at_random_moments_the_record_is_the_same(tmp_path: Path) -> None:
+    """SIGKILL to the program and its workers, again and again; after each, quped run --resume."""
+    (tmp_path / "mine.toml").write_text(EXPERIMENT)
+    assert start("mine.toml", "--out", "calm", cwd=tmp_path).wait(120) == 0
+    rng = random.Random(0)  # moments, not mathematics
+    process = start("mine.toml", "--out", "shaken", "--checkpoint-every", "1", cwd=tmp_path)
+    kills = 0
+    while kills < 6:
+        began = time.monotonic()
+        while not (tmp_path / "shaken" / "config.json").exists() and time.monotonic() < began + 60:
+            time.sleep(0.01)
+        try:
+            process.wait(rng.uniform(0.2, 4.0))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+        else:
+            break
+        process = start("--resume", "shaken", "--checkpoint-every", "1", cwd=tmp_path)
+    assert process.wait(120) == 0
+    assert kills >= 2
+    for record in (".", "fedavg"):
+        assert without_times(tmp_path / "shaken" / record) == without_times(tmp_path / "calm" / record)
+    assert not list((tmp_path / "shaken").rglob("*checkpoints*"))
+
+
+def test_resume_takes_everything_from_the_record(tmp_path: Path) -> None:
+    """Other options are refused, and a folder without a run is named."""
+    program = str(Path(sys.executable).with_name("quped"))
+
+    def fails(*arguments: str) -> str:
+        done = subprocess.run([program, "run", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    assert "holds no run: there is no config.json" in fails("--resume", "nowhere")
+    assert "give no other options of it" in fails("--resume", "nowhere", "--seed", "1")
