@@ -23,7 +23,8 @@ ALLOWED = {
     "fit": {"models", "runs"},
     "federation": {"algorithms", "data", "engines", "evaluate", "fit", "models", "quant", "runs"},
     "experiments": {"algorithms", "data", "federation", "fit", "models", "quant", "runs"},
-    "cli": {"algorithms", "data", "experiments", "fit", "runs"},
+    "bench": {"algorithms", "data", "engines", "models"},
+    "cli": {"algorithms", "bench", "data", "experiments", "fit", "runs"},
 }
 ONLY_IN: dict[str, set[str]] = {
     "sklearn": {"data"},

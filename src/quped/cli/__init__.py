@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from quped.cli.bench import app as bench_app
 from quped.cli.data import app as data_app
 from quped.cli.run import presets_command, run_command
 from quped.errors import QupedError
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command("run")(run_command)
 app.command("presets")(presets_command)
 app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
 
 
 def print_version(wanted: bool) -> None:

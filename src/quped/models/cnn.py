@@ -7,6 +7,7 @@ The paper gives two convolutional and three fully connected layers (CNN1) and on
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from quped.errors import NetworkError
@@ -35,11 +36,12 @@ class CNN(nn.Module):
         for i, filters in enumerate(convs):
             pools = i < 2
             padding = KERNEL // 2 if not pools or min(input_shape[1:]) < SMALL_SIDE else 0
-            layers += [nn.Conv2d(channels, filters, KERNEL, padding=padding), nn.ReLU()]
+            layers.append(nn.Conv2d(channels, filters, KERNEL, padding=padding))
             height, width = (side + 2 * padding - KERNEL + 1 for side in (height, width))
-            if pools:
+            if pools:  # before ReLU: the same numbers and gradients, for a quarter of the work in ReLU
                 layers.append(nn.MaxPool2d(2))
                 height, width = height // 2, width // 2
+            layers.append(nn.ReLU())
             channels = filters
         if min(height, width) < 1:
             raise NetworkError(f"Images of {tuple(input_shape)} are too small for {len(convs)} convolutions of 5x5.")
@@ -48,6 +50,9 @@ class CNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""
+        # Channels last, convolutions and pooling are up to a third faster on CPUs. `contiguous` would leave images with
+        # one channel as they are.
+        images = torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
         logits: Tensor = self.classifier(self.features(images))
         return logits
 

@@ -1,0 +1,179 @@
+"""How fast the engines are, beside a plain PyTorch loop, measured in turns in one run.
+
+The load is a round of the paper's CIFAR-10 experiment: 50 clients, 10 steps each, batches of 25, CNN1. Pixels are
+random, since only time is measured.
+"""
+
+import copy
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from quped.algorithms import AnyAlgorithm, FedAvg, QuPeD, Task
+from quped.data import TensorSamples
+from quped.data.batches import draw
+from quped.engines import Engine, InlineEngine, Plan, Player, ProcessEngine, usable_cores
+from quped.models import FunctionalNetwork, cnn1
+
+PAPER_ITERATIONS = 500_000
+"""Client-iterations of one CIFAR-10 run of the paper: 50 clients, 250 epochs of 40 steps."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is computed in each turn."""
+
+    clients: int = 50
+    steps: int = 10
+    batch_size: int = 25
+    samples: int = 100
+    """Per client; more would only be drawn from."""
+
+    @property
+    def iterations(self) -> int:
+        """Client-iterations in a round."""
+        return self.clients * self.steps
+
+    def data(self) -> list[TensorSamples]:
+        """Return random images for every client."""
+        rng = torch.Generator().manual_seed(0)
+        return [
+            TensorSamples(
+                torch.randn(self.samples, 3, 32, 32, generator=rng),
+                torch.randint(0, 10, (self.samples,), generator=rng),
+            )
+            for _ in range(self.clients)
+        ]
+
+    def plan(self) -> Plan:
+        """Return a plan of one round."""
+        return Plan(
+            1, 0, self.steps, self.steps, lr=0.1, lr_decay=1.0, clients_per_round=self.clients, evaluate_every=1
+        )
+
+
+def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any]:
+    """Return rates in client-iterations per second, medians over turns, and the ratios between them."""
+    workers = usable_cores() if workers is None else workers
+    data = load.data()
+    times: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        inline = stack.enter_context(closing(engine(FedAvg(), 32, load, data, 0)))
+        fast = stack.enter_context(closing(engine(FedAvg(), 32, load, data, workers)))
+        quantized = stack.enter_context(closing(engine(QuPeD(), 2, load, data, workers)))
+        contestants: dict[str, Callable[[], None]] = {
+            "plain_1thread": lambda: plain_round(load, data, threads=1),
+            "plain_2threads": lambda: plain_round(load, data, threads=2),
+            "inline": lambda: play(inline, FedAvg(), load),
+            "processes": lambda: play(fast, FedAvg(), load),
+            "processes_quped_2bit": lambda: play(quantized, QuPeD(), load),
+        }
+        for turn in range(turns + 1):  # the first one is to warm up
+            for name, run in contestants.items():
+                began = time.perf_counter()
+                run()
+                if turn:
+                    times.setdefault(name, []).append(time.perf_counter() - began)
+    rates = {name: load.iterations / statistics.median(taken) for name, taken in times.items()}
+    peak = sgemm_peak(threads=workers)
+    return {
+        "rates": {name: round(rate, 1) for name, rate in rates.items()},
+        "ratio_vs_plain_1thread": round(rates["processes"] / rates["plain_1thread"], 3),
+        "ratio_vs_plain_2threads": round(rates["processes"] / rates["plain_2threads"], 3),
+        "ratio_inline_vs_plain_1thread": round(rates["inline"] / rates["plain_1thread"], 3),
+        "quped_over_fedavg": round(rates["processes"] / rates["processes_quped_2bit"], 3),
+        "fraction_of_peak": round(rates["processes"] * step_flops(load) / peak, 4),
+        "sgemm_gflops": round(peak / 1e9, 1),
+        "peak_memory_mb": round(peak_memory() / 1e6),
+        "hours_for_a_paper_run": {
+            "fedavg": round(PAPER_ITERATIONS / rates["processes"] / 3600, 2),
+            "quped_2bit": round(PAPER_ITERATIONS / rates["processes_quped_2bit"] / 3600, 2),
+        },
+        "workers": workers,
+        "turns": turns,
+    }
+
+
+def engine(algorithm: AnyAlgorithm, bits: int, load: Load, data: list[TensorSamples], workers: int) -> Engine:
+    """Return an engine with CNN1 at every client."""
+    network = FunctionalNetwork(cnn1((3, 32, 32), 10))
+    quantized = network.quantized if bits < 32 else ()
+    task = Task(network, network.initial, network, network.initial, bits, quantized)
+    players = [Player(f"c{i:03d}", task, samples, samples, load.batch_size) for i, samples in enumerate(data)]
+    if workers == 0:
+        return InlineEngine(algorithm, players, load.plan(), seed=0)
+    return ProcessEngine(algorithm, players, load.plan(), 0, workers)
+
+
+def play(engine: Engine, algorithm: AnyAlgorithm, load: Load) -> None:
+    """Run a round."""
+    network = FunctionalNetwork(cnn1((3, 32, 32), 10))
+    shared = algorithm.init_shared(Task(network, network.initial, network, network.initial))
+    engine.play(shared, load.plan().clock(0), list(range(load.clients)))
+
+
+def plain_round(load: Load, data: list[TensorSamples], threads: int) -> None:
+    """Run FedAvg as one writes it down: a module, an optimizer, a loop over clients, a mean of weights."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        module = cnn1((3, 32, 32), 10)
+        start = copy.deepcopy(module.state_dict())
+        total = {key: torch.zeros_like(value) for key, value in start.items()}
+        for i, samples in enumerate(data):
+            module.load_state_dict(start)
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=1e-4)
+            for batch in batches(load, samples, i):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(module(batch[0]), batch[1])
+                torch.autograd.backward(loss)
+                optimizer.step()
+            for key, value in module.state_dict().items():
+                total[key] += value
+    finally:
+        torch.set_num_threads(before)
+
+
+def batches(load: Load, samples: TensorSamples, client: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the batches that the engines draw, too."""
+    steps = {"steps": load.steps, "batch_size": load.batch_size, "draws": 1}
+    for (batch,) in draw(samples, seed=0, client=f"c{client:03d}", round_=0, **steps):
+        yield batch.inputs[0], batch.labels
+
+
+def step_flops(load: Load) -> int:
+    """Count the floating-point operations of a FedAvg step: forward and backward of CNN1 on a batch."""
+    module = cnn1((3, 32, 32), 10)
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.backward(module(torch.zeros(load.batch_size, 3, 32, 32)).sum())
+    return int(counter.get_total_flops())
+
+
+def sgemm_peak(threads: int, size: int = 1024, repeats: int = 10) -> float:
+    """Return the operations per second of a large matrix product: what this machine can do at best."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a = torch.randn(size, size)
+        best = math.inf
+        for _ in range(repeats):
+            began = time.perf_counter()
+            torch.mm(a, a)
+            best = min(best, time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(before)
+    return 2 * size**3 / best
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory, in bytes, that a worker which has ended had."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -1,0 +1,54 @@
+"""`quped bench`: how fast this machine is."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from quped.bench import Load, measure
+
+app = typer.Typer(help="Measure how fast this machine is.", no_args_is_help=True)
+
+MEANING = {
+    "plain_1thread": "plain PyTorch loop, 1 thread",
+    "plain_2threads": "plain PyTorch loop, 2 threads",
+    "inline": "our inline engine, 1 thread",
+    "processes": "our process engine",
+    "processes_quped_2bit": "our process engine, QuPeD at 2 bits",
+}
+
+
+@app.callback()
+def options() -> None:
+    """Measure how fast this machine is."""
+
+
+@app.command()
+def engine(
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each contestant; the median counts.")] = 5,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default="all cores")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Compare the engines with a plain PyTorch loop: FedAvg and QuPeD, CNN1, 50 clients, batches of 25 images."""
+    numbers = measure(Load(), turns, workers)
+    if as_json:
+        print(json.dumps(numbers, indent=2))
+        return
+    console = Console(highlight=False)
+    table = Table("", title="client-iterations per second, FedAvg unless said otherwise", title_justify="left")
+    table.add_column("rate", justify="right")
+    table.add_column("times plain, 1 thread", justify="right")
+    for name, rate in numbers["rates"].items():
+        table.add_row(MEANING[name], f"{rate:,.0f}", f"{rate / numbers['rates']['plain_1thread']:.2f}")
+    console.print(table)
+    hours = numbers["hours_for_a_paper_run"]
+    console.print(
+        f"A QuPeD step costs {numbers['quped_over_fedavg']:.1f} FedAvg steps. "
+        f"FedAvg runs at {numbers['fraction_of_peak']:.0%} of this machine's sgemm peak "
+        f"({numbers['sgemm_gflops']:.0f} GFLOP/s).\n"
+        f"One CIFAR-10 run of the paper takes {hours['fedavg']:.1f} h with FedAvg, "
+        f"{hours['quped_2bit']:.1f} h with QuPeD at 2 bits. "
+        f"Memory of a worker: {numbers['peak_memory_mb']:,} MB at most."
+    )

@@ -1,0 +1,36 @@
+"""The benchmark measures, and its numbers fit together."""
+
+import pytest
+import torch
+
+from quped.bench import Load, measure, plain_round, sgemm_peak, step_flops
+
+SMALL = Load(clients=3, steps=2, batch_size=5, samples=10)
+
+
+def test_the_numbers_fit_together() -> None:
+    """Ratios are those of the rates; every rate is there."""
+    numbers = measure(SMALL, turns=2, workers=2)
+    rates = numbers["rates"]
+    assert set(rates) == {"plain_1thread", "plain_2threads", "inline", "processes", "processes_quped_2bit"}
+    assert all(rate > 0 for rate in rates.values())
+    assert numbers["ratio_vs_plain_1thread"] == pytest.approx(rates["processes"] / rates["plain_1thread"], rel=0.01)
+    assert numbers["ratio_vs_plain_2threads"] == pytest.approx(rates["processes"] / rates["plain_2threads"], rel=0.01)
+    assert numbers["quped_over_fedavg"] == pytest.approx(rates["processes"] / rates["processes_quped_2bit"], rel=0.01)
+    assert 0 < numbers["fraction_of_peak"] < 1
+    assert numbers["hours_for_a_paper_run"]["fedavg"] == pytest.approx(500_000 / rates["processes"] / 3600, abs=0.01)
+
+
+def test_the_plain_loop_leaves_the_number_of_threads() -> None:
+    """A contestant does not change the conditions of the next."""
+    before = torch.get_num_threads()
+    plain_round(SMALL, SMALL.data(), threads=1)
+    sgemm_peak(threads=1, size=64)
+    assert torch.get_num_threads() == before
+
+
+def test_operations_are_counted() -> None:
+    """CNN1 on a 32x32 image: 653,280 multiply-adds forward, so between two and three times that and back."""
+    forward = 2 * (28 * 28 * 6 * 75 + 10 * 10 * 16 * 150 + 400 * 120 + 120 * 84 + 84 * 10)
+    flops = step_flops(Load(batch_size=1))
+    assert 2 * forward < flops < 3 * forward
