@@ -3,6 +3,7 @@
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
@@ -85,14 +86,15 @@ class Federation:
         check(isinstance(seed, int) and seed >= 0, "seed", "a whole number of at least 0", seed)
         check(len(clients) > 0, "number of clients", "at least 1", 0)
         names = [client.name for client in clients]
-        for name in names:
+        for name, count in Counter(names).items():
             check(isinstance(name, str) and name != "", "name of a client", "a non-empty string", name)
-            check(names.count(name) == 1, "names of the clients", "distinct", name)
+            check(count == 1, "names of the clients", "distinct", name)
         self.algorithm = algorithm
         self.seed = seed
         self._names = names
         self._made: dict[tuple[int, tuple[str, ...] | None], FunctionalNetwork] = {}
         self._tasks: dict[tuple[object, ...], Task] = {}
+        self._outputs: dict[tuple[object, ...], int] = {}
         self._global = self._global_network(clients, global_model)
         # Inside, clients stand in the order of their names, so that permuting them changes nothing.
         self.members = [self._admit(client) for client in sorted(clients, key=lambda c: c.name)]
@@ -127,7 +129,7 @@ class Federation:
         network = self._network(client.model, client.quantize, who)
         if client.bits < FULL_PRECISION:
             self._check_quantizable(network, who)
-        outputs = output_size(network, train, f"The network of {who}")
+        outputs = self._output_size(network, train, f"The network of {who}")
         highest = max(int(train.labels.max()), int(test.labels.max()))
         if highest >= outputs:
             raise NetworkError(
@@ -150,6 +152,22 @@ class Federation:
             )
         return Member(client, train, test, network, self._tasks[key])
 
+    def _output_size(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
+        """Run a network on one sample, once for each kind of input, and return the number of its outputs."""
+        inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
+        key = (id(network), *((x.shape[1:], x.dtype) for x in inputs))
+        if key not in self._outputs:
+            try:
+                with torch.no_grad():
+                    logits, _ = network(network.initial.params, network.initial.buffers, inputs, train=False)
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                raise NetworkError(f"{what} cannot run on its data: {error}") from error
+            if logits.dim() != 2:
+                shape = tuple(logits.shape)
+                raise NetworkError(f"{what} must give one row of class scores for each sample, got shape {shape}.")
+            self._outputs[key] = logits.shape[1]
+        return self._outputs[key]
+
     def _check_quantizable(self, network: FunctionalNetwork, who: str) -> None:
         if not self.algorithm.quantizes:
             raise InvalidValueError(
@@ -163,7 +181,7 @@ class Federation:
             )
 
     def _check_meeting(self, network: FunctionalNetwork, train: Samples, outputs: int, who: str) -> None:
-        expected = output_size(self._global, train, f"The global model, on the data of {who},")
+        expected = self._output_size(self._global, train, f"The global model, on the data of {who},")
         if outputs != expected:
             raise NetworkError(
                 f"The network of {who} has {outputs} outputs but the global model has {expected}: "
@@ -333,22 +351,6 @@ def default_steps(members: Sequence[Member], batch_size: int | None) -> int:
     if batch_size is None:
         raise InvalidValueError("The batch_size must be given when steps_per_epoch is not.")
     return math.ceil(sum(len(m.train) for m in members) / (len(members) * batch_size))
-
-
-def output_size(network: FunctionalNetwork, samples: Samples, what: str) -> int:
-    """Run the network on one sample and return the number of its outputs."""
-    batch = samples.batch(torch.zeros(1, dtype=torch.long))
-    model = network.initial
-    try:
-        with torch.no_grad():
-            logits, _ = network(model.params, model.buffers, batch.inputs, train=False)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise NetworkError(f"{what} cannot run on its data: {error}") from error
-    if logits.dim() != 2:
-        raise NetworkError(
-            f"{what} must give one row of class scores for each sample, got shape {tuple(logits.shape)}."
-        )
-    return logits.shape[1]
 
 
 def shapes(network: FunctionalNetwork) -> dict[str, torch.Size]:
