@@ -64,6 +64,8 @@ def test_rewinding_drops_later_points(tmp_path: Path) -> None:
     record.rewind(0)
     for i in range(5):
         record.point({"round": i})
+    with (tmp_path / "curves.jsonl").open("a") as file:
+        file.write('{"round": 1')  # cut off, as by a full disk
     record.rewind(2)
     record.point({"round": 2})
     lines = (tmp_path / "curves.jsonl").read_text().splitlines()

@@ -269,11 +269,12 @@ class Federation:
                 evaluation = None if told.scores is None else self._evaluation(told, told.scores, seconds)
                 if evaluation is not None:
                     curve.append(evaluation)
+                # Told before it is saved: a run that dies in between tells it again, and none goes untold.
+                progress(Progress(clock.round, plan.rounds, clock.epoch, clock.phase.value, told.loss, evaluation))
                 signal_number = stop()  # asked once: what comes after the checkpoint waits for the next round
                 if checkpoints is not None and (signal_number or (clock.round + 1) % checkpoint_every == 0):
                     about = {"run": identity, "curve": [asdict(point) for point in curve]}
                     checkpoint.save(checkpoints, engine, told.shared, clock.round, about)
-                progress(Progress(clock.round, plan.rounds, clock.epoch, clock.phase.value, told.loss, evaluation))
                 if signal_number is not None:
                     raise InterruptedRunError(clock.round, signal_number)
 

@@ -57,7 +57,7 @@ class RunRecord:
         """Drop the points of all but the first rounds: a run that is continued from there writes them again."""
         curves = self.path / CURVES
         if curves.exists():
-            lines = curves.read_bytes().splitlines(keepends=True)
+            lines = [line for line in curves.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
             write_bytes(curves, b"".join(line for line in lines if json.loads(line)["round"] < rounds))
 
     def finished(self) -> dict[str, Any] | None:
