@@ -22,6 +22,7 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(path: Path) -> None:
     """Every relative link of a page is a file of the project."""
+    assert len(path.read_text()) > 200, f"{path.name} says nothing"
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
 

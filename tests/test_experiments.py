@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from quped import QuPeD
 from quped.algorithms import ALGORITHMS
 from quped.errors import InvalidValueError
 from quped.experiments.presets import CATALOG, presets
 from quped.experiments.run import Population, distinct
-from quped.experiments.schema import Experiment, apply, build_algorithm, load, validate
+from quped.experiments.schema import apply, build_algorithm, load, validate
 from quped.quant import Linear
 
 PRESETS = presets()
@@ -122,9 +123,37 @@ def test_folders_of_equal_algorithms_are_told_apart() -> None:
     assert distinct(["local", "quped", "quped"]) == ["local", "quped-1", "quped-2"]
 
 
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"quantization": {"eta_2": 5}}, "quantization.eta_2"),
+        ({"quantization": {"lam": {"2": {"rate": 1e-6, "dekay": 0.9}}}}, "quantization.lam.2.dekay"),
+    ],
+)
+def test_misspelt_nested_hyperparameters_are_refused(options: dict[str, Any], place: str) -> None:
+    """What is not known is a mistake at every depth, not a default."""
+    with pytest.raises(InvalidValueError, match=f"algorithm.{place}: Unexpected keyword argument"):
+        validate(minimal(algorithm={"name": "quped", **options}), "test")
+
+
+def test_every_unknown_hyperparameter_is_told() -> None:
+    """Not only the first; and without a name the algorithm is QuPeD."""
+    with pytest.raises(InvalidValueError, match=r"no hyperparameter 'lamda'.*no hyperparameter 'tau'"):
+        validate(minimal(algorithm={"lamda": 1, "tau": 2}), "test")
+
+
+def test_a_group_can_name_what_is_quantized() -> None:
+    """`quantize` reaches the clients."""
+    group = {"count": 10, "model": {"name": "mlp", "hidden": [8]}, "bits": 1, "quantize": ["layers.0.weight"]}
+    members = population(clients=[group], global_model="mlp").federation(QuPeD()).members
+    assert members[0].task.quantized == ("layers.0.weight",)
+
+
 def test_an_experiment_is_frozen(tmp_path: Path) -> None:
     """A validated experiment cannot be changed behind the record's back."""
-    assert isinstance(validate(minimal(), "test"), Experiment)
+    experiment = validate(minimal(), "test")
+    with pytest.raises(ValidationError, match="frozen"):
+        experiment.description = "another"
     (tmp_path / "x.toml").write_text("data = 1")
     with pytest.raises(InvalidValueError, match=r"x.toml has 2 mistakes:\n  data: .*\n  clients: Field required"):
         load(tmp_path / "x.toml")

@@ -1,5 +1,6 @@
 """The public API: what it promises, and what it says to bad input."""
 
+import json
 import math
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import nn
 from quped import Client, FedAvg, Federation, Local, PFedMe, Progress, QuPeD, QupedError
 from quped.data import TensorSamples
 from quped.federation import ModelSource
+from quped.rng import torch_seeded
 
 
 def client(
@@ -150,6 +152,13 @@ def test_bits_outside_the_range(bits: object) -> None:
         Federation([client(bits=bits)], QuPeD())
 
 
+def constant_net() -> nn.Module:
+    """A network with a layer of zeros between its first and its last."""
+    net = Net()
+    nn.init.zeros_(net.middle.weight)
+    return net
+
+
 NAN = samples(0, 20)[0].index_fill(0, torch.tensor([3]), math.nan)
 
 BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
@@ -160,6 +169,13 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"train": (samples(0, 20)[0], samples(0, 20)[1].float())}, "must be class numbers"),
     ({"train": (samples(0, 20)[0], samples(0, 20)[1] - 1)}, "must be 0 or more, got -1"),
     ({"train": samples(0, 20)[:1]}, r"must be a pair \(inputs, labels\)"),
+    ({"train": 3}, r"must be a pair \(inputs, labels\), or have labels and batch\(\), got 3"),
+    ({"train": (np.array([object()]), samples(0, 1)[1])}, "must be tensors or arrays of numbers"),
+    ({"train": TensorSamples(NAN, samples(0, 20)[1])}, "training data of client 'phone' hold NaN"),
+    ({"test": (torch.zeros(12, 5), samples(1, 12)[1])}, "network of client 'phone', on its test data, cannot run"),
+    ({"bits": 1, "quantize": "middle.weight"}, "must be a list of names, got the string 'middle.weight'"),
+    ({"bits": 1, "start": "mean"}, "start of the centers must be 'range' or 'kmeans', got 'mean'"),
+    ({"bits": 1, "model": constant_net}, "network of client 'phone' cannot be quantized: .* that are all 0"),
     ({"test": (samples(0, 20)[0], samples(0, 20)[1] + 5)}, "has 3 outputs but its labels go up to 7"),
     ({"train": (torch.zeros(20, 5), samples(0, 20)[1])}, "network of client 'phone' cannot run on its data"),
     ({"model": lambda: nn.Linear(6, 3), "bits": 1}, r"no layer between .* name parameters with quantize"),
@@ -201,7 +217,10 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
     ({"local_steps": 0}, "local_steps must be"),
     ({"batch_size": 0}, "batch_size must be"),
-    ({"batch_size": None}, "batch_size must be given when steps_per_epoch is not"),
+    ({"lr": "0.1"}, "learning rate lr must be at least 0, got '0.1'"),
+    ({"momentum": 1.0}, "momentum must be below 1"),
+    ({"finetune_epochs": 2.5}, "finetune_epochs must be a whole number"),
+    ({"finetune_epochs": 1, "local_steps": 1000}, "No round begins in the last 1 epochs.*fewer local_steps"),
     ({"lr": 0.0}, "learning rate lr must be above 0"),
     ({"lr_decay": 1.5}, "lr_decay must be"),
     ({"momentum": -0.1}, "momentum must be"),
@@ -248,9 +267,48 @@ def test_unknown_client_of_a_fit() -> None:
         fit.module("fone")
 
 
+def test_lists_and_numpy_integers_are_as_good() -> None:
+    """[inputs, labels], and a bit-width out of an array."""
+    fit = Federation([client(train=list(samples(0, 20)), bits=np.int64(2))], Local()).fit(epochs=1, workers=0)
+    assert fit.clients[0].bits == 2
+    json.dumps(fit.result())
+
+
+def test_frozen_parameters_stay_and_count() -> None:
+    """They are neither trained nor averaged, bit for bit, and are part of the size."""
+
+    def half_frozen() -> nn.Module:
+        net = Net()
+        net.first.requires_grad_(False)
+        return net
+
+    clients = [client(f"c{i}", train=samples(i, 20), model=half_frozen) for i in range(3)]
+    fit = Federation(clients, FedAvg()).fit(epochs=5, workers=0)
+    with torch_seeded(0, "init"):
+        expected = half_frozen().get_parameter("first.weight")
+    for name in fit.models:
+        assert torch.equal(fit.module(name).get_parameter("first.weight"), expected)
+    assert fit.clients[0].parameters == sum(p.numel() for p in Net().parameters())
+
+
+def test_functions_that_make_the_same_network_are_the_same_network() -> None:
+    """Without a global model, what counts is what the functions make."""
+    clients = [client(name, model=lambda: Net()) for name in ("a", "b")]
+    assert len(Federation(clients, FedAvg()).fit(epochs=1, workers=0).accuracy) == 2
+
+
+def test_fine_tuning_by_default_only_where_a_round_begins_in_it() -> None:
+    """A sixth of the epochs; where rounds are long, the last one; none in a run of a single round."""
+    federation = Federation([client(bits=2, train=samples(0, 250))], Local())
+    assert federation.prepare(epochs=30)[0].finetune_epochs == 5
+    assert federation.prepare(epochs=30, local_steps=100)[0].finetune_epochs == 10
+    assert federation.prepare(epochs=30, local_steps=1000)[0].finetune_epochs == 0
+    assert Federation([client()], Local()).prepare(epochs=30)[0].finetune_epochs == 0
+
+
 def test_variable_batch_sizes_give_every_client_the_same_epoch() -> None:
     """steps_per_epoch without batch_size: one pass over each client's own data per epoch, as the paper does it."""
     clients = [client("a", train=samples(0, 12)), client("b", train=samples(0, 30))]
-    fit = Federation(clients, FedAvg(), Net).fit(epochs=2, steps_per_epoch=6, batch_size=None, local_steps=3)
+    fit = Federation(clients, FedAvg(), Net).fit(epochs=2, steps_per_epoch=6, local_steps=3)
     assert fit.rounds == 4
     assert [e.epoch for e in fit.curve] == [0, 1]

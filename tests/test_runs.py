@@ -1,6 +1,7 @@
 """Run records: whole files or none."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_json(tmp_path / "result.json", {"new": True})
     assert json.loads((tmp_path / "result.json").read_text()) == {"old": True}
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_point_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    """A directory that is gone, or a full disk: the record says so."""
+    record = RunRecord(tmp_path / "gone")
+    with pytest.raises(RunError, match=r"curves.jsonl cannot be written: No such file"):
+        record.point({"round": 0})
+
+
+def test_numbers_that_json_has_not_are_words(tmp_path: Path) -> None:
+    """Infinity and NaN, at any depth."""
+    write_json(tmp_path / "a.json", {"p": [math.inf, {"q": math.nan}], "r": 1.5})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"p": ["inf", {"q": "nan"}], "r": 1.5}
 
 
 def test_rewinding_drops_later_points(tmp_path: Path) -> None:

@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
+import numpy as np
 import torch
 from torch import nn
 
-from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Task
+from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Task, alternating
 from quped.data import Pair, Samples, as_samples
 from quped.engines import Engine, InlineEngine, Plan, Player, ProcessEngine, RoundReport, checkpoint, run, usable_cores
 from quped.engines.checkpoint import stop_signals
 from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, RunError, check
-from quped.evaluate import Score
 from quped.fit import ClientReport, Evaluation, Fit, Progress
 from quped.models import FunctionalNetwork
 from quped.quant import Start
-from quped.quant.storage import float_bytes, packed_bytes
+from quped.quant.storage import FLOAT_BYTES, float_bytes, packed_bytes
 from quped.rng import torch_seeded
 from quped.runs import Checkpoints
 from quped.typing import Model
@@ -30,6 +30,7 @@ ModelSource = nn.Module | Callable[[], nn.Module]
 """A module, whose weights are where training starts, or a function that makes one."""
 
 BITS = (*range(1, 9), FULL_PRECISION)
+DEFAULT_BATCH_SIZE = 25
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,21 @@ class Member:
     network: FunctionalNetwork
     task: Task
 
-    @property
-    def who(self) -> str:
-        """How messages call it."""
-        return f"client '{self.client.name}'"
+
+class Training(TypedDict, total=False):
+    """The options of training; `Federation.prepare` says what they mean."""
+
+    epochs: int
+    local_steps: int
+    batch_size: int | None
+    steps_per_epoch: int | None
+    lr: float
+    lr_decay: float
+    weight_decay: float
+    momentum: float
+    finetune_epochs: int | None
+    clients_per_round: int | None
+    evaluate_every: int
 
 
 class Federation:
@@ -114,22 +126,26 @@ class Federation:
 
     def _global_network(self, clients: Sequence[Client], source: ModelSource | None) -> FunctionalNetwork:
         if source is None:
-            if len({id(c.model) for c in clients}) > 1 and self.algorithm.meets_in != "none":
+            source = clients[0].model
+            first = shapes(self._network(source, None, "the first client"))
+            others = (self._network(c.model, c.quantize, f"client '{c.name}'") for c in clients)
+            if self.algorithm.meets_in != "none" and any(shapes(other) != first for other in others):
                 raise NetworkError(
                     "The clients have different networks: say with global_model=... in which one they meet."
                 )
-            source = clients[0].model
         return self._network(source, None, "the global model")
 
     def _admit(self, client: Client) -> Member:
         who = f"client '{client.name}'"
-        check(type(client.bits) is int and client.bits in BITS, f"'bits' of {who}", "one of 1..8 or 32", client.bits)
+        whole = isinstance(client.bits, int | np.integer) and not isinstance(client.bits, bool)
+        check(whole and client.bits in BITS, f"'bits' of {who}", "one of 1..8 or 32", client.bits)
         train = as_samples(client.train, f"training data of {who}")
         test = as_samples(client.test, f"test data of {who}")
         network = self._network(client.model, client.quantize, who)
         if client.bits < FULL_PRECISION:
             self._check_quantizable(network, who)
         outputs = self._output_size(network, train, f"The network of {who}")
+        self._output_size(network, test, f"The network of {who}, on its test data,")
         highest = max(int(train.labels.max()), int(test.labels.max()))
         if highest >= outputs:
             raise NetworkError(
@@ -145,11 +161,16 @@ class Federation:
                 initial=network.initial,
                 global_network=self._global,
                 global_initial=self._global.initial,
-                bits=client.bits,
+                bits=int(client.bits),
                 quantized=network.quantized if client.bits < FULL_PRECISION else (),
                 start=client.start,
                 per_channel=client.per_channel,
             )
+            if client.bits < FULL_PRECISION:
+                try:
+                    alternating.begin(self._tasks[key])
+                except InvalidValueError as error:
+                    raise InvalidValueError(f"The network of {who} cannot be quantized: {error}") from error
         return Member(client, train, test, network, self._tasks[key])
 
     def _output_size(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
@@ -193,12 +214,12 @@ class Federation:
                 "use QuPeD, FML or Local for clients with different networks."
             )
 
-    def fit(
+    def prepare(
         self,
         *,
         epochs: int = 30,
         local_steps: int = 10,
-        batch_size: int | None = 25,
+        batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         lr: float = 0.1,
         lr_decay: float = 0.99,
@@ -207,56 +228,74 @@ class Federation:
         finetune_epochs: int | None = None,
         clients_per_round: int | None = None,
         evaluate_every: int = 1,
-        workers: int | None = None,
-        checkpoints: Checkpoints | None = None,
-        checkpoint_every: int = 25,
-        progress: Callable[[Progress], None] = lambda _: None,
-    ) -> Fit:
-        """Train, and return what was learned.
+    ) -> tuple[Plan, list[Player]]:
+        """Check the options of `fit` and return what follows from them: the plan, and the clients as engines see them.
 
         An epoch has `steps_per_epoch` steps; by default as many as the average client needs to see its samples once
-        in batches of `batch_size`. With `batch_size=None` each client's batch size is chosen so that an epoch is one
-        pass over its own data. Clients communicate after every `local_steps` steps. `finetune_epochs` of the epochs
-        are spent on fine-tuning after hard quantization; by default a sixth, and none where nobody quantizes.
-        `clients_per_round` clients are sampled for each round; by default all take part. `evaluate_every` counts
-        epochs. `workers` processes compute, by default one for each core; with 0, this process does.
-        The result is the same. `progress` is called after every round.
-
-        With `checkpoints`, the run continues from the newest one, if there is any, and ends as if it had never been
-        interrupted. One is written every `checkpoint_every` rounds, and on SIGINT or SIGTERM, which then end the run
-        with an `InterruptedRunError`.
+        in batches of `batch_size`, 25 by default. With `steps_per_epoch` and no `batch_size`, each client's batch size
+        is chosen so that an epoch is one pass over its own data. Clients communicate after every `local_steps` steps.
+        `finetune_epochs` of the epochs are spent on fine-tuning after hard quantization; by default a sixth, at least
+        the last of several rounds, and none where nobody quantizes. `clients_per_round` clients are sampled for each
+        round; by default all take part. `evaluate_every` counts epochs.
         """
-        began = time.monotonic()
         members = self.members
-        if batch_size is not None:
-            check(type(batch_size) is int and batch_size >= 1, "batch_size", "a whole number of at least 1", batch_size)
+        for what, value in (("batch_size", batch_size), ("steps_per_epoch", steps_per_epoch)):
+            check(value is None or (type(value) is int and value >= 1), what, "a whole number of at least 1", value)
+        if steps_per_epoch is None:
+            batch_size = batch_size or DEFAULT_BATCH_SIZE
+            steps_per_epoch = math.ceil(sum(len(m.train) for m in members) / (len(members) * batch_size))
         plan = Plan(
             epochs=epochs,
-            finetune_epochs=self._finetune_epochs(epochs) if finetune_epochs is None else finetune_epochs,
-            steps_per_epoch=default_steps(members, batch_size) if steps_per_epoch is None else steps_per_epoch,
+            finetune_epochs=0 if finetune_epochs is None else finetune_epochs,
+            steps_per_epoch=steps_per_epoch,
             local_steps=local_steps,
             lr=lr,
             lr_decay=lr_decay,
             clients_per_round=len(members) if clients_per_round is None else clients_per_round,
             evaluate_every=evaluate_every,
         )
+        if finetune_epochs is None and any(m.client.bits < FULL_PRECISION for m in members):
+            plan = plan.with_finetuning(round(epochs / 6))
         if plan.clients_per_round > len(members):
             raise InvalidValueError(f"Of {len(members)} clients, {plan.clients_per_round} cannot be sampled.")
         sgd = SGD(weight_decay, momentum)
         tasks = {id(task): replace(task, sgd=sgd) for task in self._tasks.values()}
-        players = [
+        return plan, [
             Player(
                 name=m.client.name,
                 task=tasks[id(m.task)],
                 train=m.train,
                 test=m.test,
-                batch_size=math.ceil(len(m.train) / plan.steps_per_epoch) if batch_size is None else batch_size,
+                batch_size=batch_size or math.ceil(len(m.train) / steps_per_epoch),
             )
             for m in members
         ]
+
+    def fit(
+        self,
+        *,
+        workers: int | None = None,
+        checkpoints: Checkpoints | None = None,
+        checkpoint_every: int = 25,
+        progress: Callable[[Progress], None] = lambda _: None,
+        **training: Unpack[Training],
+    ) -> Fit:
+        """Train, and return what was learned. The options of training are those of `prepare`.
+
+        `workers` processes compute; by default one for each core on Linux. With 0, the default elsewhere, this process
+        does. The result is the same. `progress` is called after every round.
+
+        With `checkpoints`, the run continues from the newest one, if there is any, and ends as if it had never been
+        interrupted. One is written every `checkpoint_every` rounds, and on SIGINT or SIGTERM, which then end the run
+        with an `InterruptedRunError`.
+        """
+        began = time.monotonic()
         check(checkpoint_every >= 1, "checkpoint_every", "at least 1", checkpoint_every)
-        identity = {"seed": repr(self.seed), "algorithm": repr(self.algorithm), "plan": repr(plan), "sgd": repr(sgd)}
+        plan, players = self.prepare(**training)
+        members = self.members
+        identity = {"seed": repr(self.seed), "algorithm": repr(self.algorithm), "plan": repr(plan)}
         identity["clients"] = repr([(m.client.name, m.client.bits, m.network.name) for m in members])
+        identity["optimizer"] = repr(players[0].task.sgd)
         with ExitStack() as stack:
             engine = stack.enter_context(closing(self._engine(players, plan, workers)))
             stop = stack.enter_context(stop_signals()) if checkpoints else lambda: None
@@ -316,8 +355,8 @@ class Federation:
                 raise RunError(f"The checkpoint is of a run with another {key}: {about['run'][key]} instead of {mine}.")
         return shared, first, [Evaluation(**point) for point in about["curve"]]
 
-    def _evaluation(self, told: RoundReport, scores: Sequence[Score], seconds: float) -> Evaluation:
-        found = {m.client.name: score.accuracy for m, score in zip(self.members, scores, strict=True)}
+    def _evaluation(self, told: RoundReport, scores: Sequence[float], seconds: float) -> Evaluation:
+        found = dict(zip((m.client.name for m in self.members), scores, strict=True))
         return Evaluation(
             round=told.clock.round,
             epoch=told.clock.epoch,
@@ -327,31 +366,21 @@ class Federation:
             seconds=seconds,
         )
 
-    def _finetune_epochs(self, epochs: int) -> int:
-        quantizes = any(m.client.bits < FULL_PRECISION for m in self.members)
-        return round(epochs / 6) if quantizes else 0
-
 
 def describe(member: Member, model: Model, accuracy: float) -> ClientReport:
     """Return what came out for one client."""
     client, task = member.client, member.task
+    frozen = FLOAT_BYTES * member.network.frozen
     return ClientReport(
         name=client.name,
         model=member.network.name,
-        bits=client.bits,
+        bits=task.bits,
         samples=len(member.train),
         accuracy=accuracy,
-        parameters=sum(v.numel() for v in model.params.values()),
-        bytes_packed=packed_bytes(model, task.quantized, client.bits, per_channel=client.per_channel),
-        bytes_float32=float_bytes(model),
+        parameters=sum(v.numel() for v in model.params.values()) + member.network.frozen,
+        bytes_packed=packed_bytes(model, task.quantized, task.bits, per_channel=client.per_channel) + frozen,
+        bytes_float32=float_bytes(model) + frozen,
     )
-
-
-def default_steps(members: Sequence[Member], batch_size: int | None) -> int:
-    """Return the steps in which the average client sees its samples once."""
-    if batch_size is None:
-        raise InvalidValueError("The batch_size must be given when steps_per_epoch is not.")
-    return math.ceil(sum(len(m.train) for m in members) / (len(members) * batch_size))
 
 
 def shapes(network: FunctionalNetwork) -> dict[str, torch.Size]:

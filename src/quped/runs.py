@@ -3,7 +3,9 @@
 While it is under way there is also a folder of checkpoints, from which it can be continued.
 """
 
+import errno
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping
@@ -50,8 +52,13 @@ class RunRecord:
 
     def point(self, values: dict[str, Any]) -> None:
         """Append one evaluation to the curves, as one line in one write."""
-        with (self.path / CURVES).open("ab", buffering=0) as file:
-            file.write(json.dumps(values).encode() + b"\n")
+        line = json.dumps(values).encode() + b"\n"
+        try:
+            with (self.path / CURVES).open("ab", buffering=0) as file:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, "only a part could be written")
+        except OSError as error:
+            raise RunError(f"{self.path / CURVES} cannot be written: {error.strerror}.") from error
 
     def rewind(self, rounds: int) -> None:
         """Drop the points of all but the first rounds: a run that is continued from there writes them again."""
@@ -140,9 +147,18 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write values to a file that is either there with all its content, or not there."""
     try:
-        write_bytes(path, json.dumps(values, indent=2).encode() + b"\n")
+        write_bytes(path, json.dumps(plain(values), indent=2, allow_nan=False).encode() + b"\n")
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: infinity and NaN, which it has no number for, as the words that TOML uses."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_bytes(path: Path, content: bytes) -> None:

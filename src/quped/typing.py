@@ -14,7 +14,7 @@ Metrics = dict[str, Tensor]
 
 
 class Model(NamedTuple):
-    """All tensors of one network: what is trained, and what is not (BatchNorm statistics, frozen weights)."""
+    """The tensors of one network that change: what is trained, and what is not, such as BatchNorm statistics."""
 
     params: Params
     buffers: Params

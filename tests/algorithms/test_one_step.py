@@ -1,12 +1,15 @@
 """One step of every algorithm against the same step in NumPy, on a model with two parameters."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from linear_model import (
+    INPUTS,
     LR,
+    ONE_HOT,
     Array,
     batch,
     by_v,
@@ -19,13 +22,14 @@ from linear_model import (
     task,
 )
 from numpy.typing import NDArray
+from torch import Tensor
 
-from quped.algorithms import FML, SGD, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
+from quped.algorithms import FML, SGD, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL, Task, alternating
 from quped.algorithms.alternating import Learner
 from quped.algorithms.base import Global
 from quped.algorithms.qupel import Shared as QuPeLShared
 from quped.quant import Linear
-from quped.typing import Params, Phase
+from quped.typing import Model, Params, Phase
 
 X = np.array([0.9, -0.4])
 W = np.array([0.3, 0.2])
@@ -277,3 +281,49 @@ def test_the_gradient_helpers_agree_with_finite_differences() -> None:
         assert kd_gradient_student(W, X)[i] == pytest.approx(by_student, rel=1e-6)
         assert kd_gradient_teacher(W, X)[i] == pytest.approx(by_teacher, rel=1e-6)
     assert by_v(np.ones((4, 2))).shape == (2,)
+
+
+def test_temperature_softens_the_distillation() -> None:
+    """At T = 2, x's gradient of T^2 D_KL(s(w/T) || s(x/T)) is T (s(x/T) - s(w/T)) by its logits."""
+    algorithm = QuPeD(lambda_p=1.0, temperature=2.0)
+    t = task(X, W)
+    work = algorithm.start(t, Global(model(W)), learner(X, None), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+    x = X - LR * 2 * by_v(probabilities(X / 2) - probabilities(W / 2))
+    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+
+
+def test_centers_start_where_the_task_says() -> None:
+    """`start` reaches the centers: k-means instead of the range."""
+    weights = np.array([0.0, 0.1, 0.2, 5.0])
+    t = replace(task(weights, W, bits=1), start="kmeans")
+    np.testing.assert_allclose(alternating.begin(t).c["v"][0].numpy(), [0.1, 5.0], rtol=1e-12)
+    np.testing.assert_allclose(alternating.begin(task(weights - 1, W, bits=1)).c["v"][0].numpy(), [-0.9, 4.0])
+
+
+def network_with_bias(
+    params: Params, buffers: Params, inputs: tuple[Tensor, ...], *, train: bool
+) -> tuple[Tensor, Params]:
+    """Logits (v1 u + b1, v2 u + b2)."""
+    return inputs[0].unsqueeze(1) * params["v"] + params["b"], buffers
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_unquantized_parameters_in_fine_tuning(momentum: float) -> None:
+    """They take SGD steps with weight decay, momentum and QuPeL's penalty, two steps in a row."""
+    decay, pull, late = 0.1, 0.2, clock(phase=Phase.FINETUNE)
+    start, bias, shared = C[nearest(X, C)], np.array([0.3, -0.1]), np.array([0.5, 0.5])
+    x = Model({"v": torch.tensor(start), "b": torch.tensor(bias)}, {})
+    t = Task(network_with_bias, x, network_with_bias, x, 1, ("v",), sgd=SGD(decay, momentum))
+    algorithm = QuPeL(lambda_p=pull, eta3=0.0, quantization=hyper(eta2=0.0))
+    personal = Learner(x, {"v": torch.tensor(C).unsqueeze(0)}, {}, t.sgd.init(x.params))
+    work = algorithm.start(t, QuPeLShared(x.params | {"b": torch.tensor(shared)}), personal, late)
+    expected, speed = bias, np.zeros(2)
+    for _ in range(2):
+        work, _ = algorithm.step(t, work, (batch(),), late)
+        z = np.outer(INPUTS, start) + expected
+        p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+        speed = momentum * speed + (p - ONE_HOT).mean(0) + pull * (expected - shared) + decay * expected
+        expected = expected - LR * speed
+    np.testing.assert_allclose(work.learner.x.params["b"].numpy(), expected, rtol=1e-12)
+    np.testing.assert_array_equal(v(work.learner.x.params), start)

@@ -1,5 +1,6 @@
 """What every algorithm must keep, whatever it computes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,15 @@ from small_federation import Net, algorithms, clients, fit, samples, values
 
 from quped import Client, tree
 from quped import algorithms as package
-from quped.algorithms import SGD, AnyAlgorithm, Task
+from quped.algorithms import SGD, AnyAlgorithm, Local, Quantization, QuPeD, QuPeL, Task
 from quped.data import as_samples
 from quped.data.batches import draw
 from quped.engines import InlineEngine, Plan, Player
 from quped.engines.rounds import choose
 from quped.models import FunctionalNetwork
+from quped.quant import hard
 from quped.rng import torch_seeded
-from quped.typing import Batch, Clock, Phase
+from quped.typing import Batch, Clock, Params, Phase
 
 EVERY = sorted(algorithms())
 every_algorithm = pytest.mark.parametrize("name", EVERY)
@@ -185,16 +187,46 @@ def test_deployed_models_have_few_values_and_run_as_modules(name: str) -> None:
 
 
 @every_algorithm
-def test_batchnorm_statistics_follow_the_deployed_network(name: str) -> None:
-    """Buffers are state: they move, counters too where they are not averaged, and are finite."""
-    deployed = play(make(name), Phase.TRAIN)["deployed"]
-    if make(name).name != "fedavg":  # deploys the shared model, here still that of the start
-        assert int(deployed.buffers["norm.num_batches_tracked"]) >= 3
-        assert not torch.equal(deployed.buffers["norm.running_mean"], torch.zeros(8))
+def test_batchnorm_statistics_are_learned(name: str) -> None:
+    """Buffers are state: they move, and stay finite."""
     result = fit(make(name))
     for model in result.models.values():
-        assert not torch.equal(model.buffers["norm.running_mean"], torch.zeros_like(model.buffers["norm.running_mean"]))
+        assert bool((model.buffers["norm.running_mean"] != 0).any())
         assert all(bool(b.isfinite().all()) for b in model.buffers.values())
+
+
+def after_one_batch(params: Params, batch: Batch) -> torch.Tensor:
+    """BatchNorm's running mean after one pass with its momentum of 0.1, from 0: a tenth of the layer's mean output."""
+    return 0.1 * (batch.inputs[0] @ params["first.weight"].T).mean(0)
+
+
+@pytest.mark.parametrize("kind", [Local, QuPeL, QuPeD])
+@pytest.mark.parametrize("update_centers", [True, False])
+@every_phase
+def test_deployed_statistics_belong_to_the_quantized_network(
+    kind: type[Local] | type[QuPeL] | type[QuPeD], update_centers: bool, phase: Phase
+) -> None:
+    """x and Q_c(x) have statistics of their own; here the first layer is quantized, so that they differ."""
+    algorithm: AnyAlgorithm = kind(quantization=Quantization(update_centers=update_centers))
+    t = replace(task(algorithm, momentum=0.0), quantized=("first.weight",))
+    now, (batch,) = clock(phase), batches(algorithm)[0]
+    shared = algorithm.init_shared(t)
+    start = algorithm.init_personal(t, shared)
+    work, _ = algorithm.step(t, algorithm.start(t, shared, start, now), (batch,), now)
+    personal, payload = algorithm.finish(t, work, batch, now)
+    # In training the pass at Q_c(x) comes after the step of x, and before that of c.
+    x = personal.x.params if phase is Phase.TRAIN else t.initial.params
+    quantized = {"first.weight": hard(x["first.weight"], start.c["first.weight"])}
+    expected = after_one_batch(quantized, batch)
+    deployed = algorithm.deploy(t, shared, personal)
+    torch.testing.assert_close(deployed.buffers["norm.running_mean"], expected, rtol=1e-4, atol=1e-6)
+    if phase is Phase.TRAIN:
+        exact = after_one_batch(t.initial.params, batch)
+        torch.testing.assert_close(personal.x.buffers["norm.running_mean"], exact, rtol=1e-4, atol=1e-6)
+        assert not torch.allclose(exact, expected, atol=1e-3)
+    if isinstance(algorithm, QuPeD):
+        w = after_one_batch(t.global_initial.params, batch)
+        torch.testing.assert_close(payload.w.buffers["norm.running_mean"], w, rtol=1e-4, atol=1e-6)
 
 
 @every_algorithm

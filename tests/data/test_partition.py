@@ -162,3 +162,14 @@ def test_scheme_that_does_not_fit_the_data() -> None:
         split(dataset(), "writers=2", 5, 0)
     with pytest.raises(DataError, match="need 300 writers; the data has 10"):
         split(dataset(np.arange(100) // 10), "writers=60", 5, 0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("classes", "clients", "each"), [(10, 10, 10), (10, 5, 10), (4, 4, 4), (4, 4, 3), (10, 10, 9)])
+def test_many_classes_per_client_end(seed: int, classes: int, clients: int, each: int) -> None:
+    """Up to all classes for everybody, where most exchanges of cards are not allowed."""
+    labels = np.repeat(np.arange(classes), 40)
+    shares = by_classes(labels, labels, clients, each, generator(seed, "partition"))
+    assert [len(np.unique(labels[share.train])) for share in shares] == [each] * clients
+    owners = np.bincount(np.concatenate([np.unique(labels[share.train]) for share in shares]))
+    assert owners.max() - owners.min() <= 1

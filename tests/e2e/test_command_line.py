@@ -176,6 +176,11 @@ MISTAKES = [
     (["clients[0].count=800"], ["use fewer clients"]),
     (["training"], ["--set takes KEY=VALUE"]),
     (["clients[7].bits=1"], ["nothing at 'clients[7].bits' to set"]),
+    (["training.clients_per_round=50"], ["Of 4 clients, 50 cannot be sampled"]),
+    (["training.finetune_epochs=3"], ["finetune_epochs must be between 0 and 2"]),
+    (["compare[1].training.finetune_epochs=3"], ["finetune_epochs must be between 0 and 2"]),
+    (["clients[1].model.hidden=[1,1]"], ["network of client 'client-2' cannot be quantized"]),
+    (["algorithm.quantization.eta_2=1"], ["algorithm.quantization.eta_2", "Unexpected keyword"]),
     (["compare[0].algorithm.name=locl"], ["compare[0].algorithm", "Did you mean 'local'"]),
     (["compare[1].training.lr=-1"], ["compare[1].training.lr", "greater than 0"]),
     # Every mistake at once.
@@ -223,3 +228,47 @@ def test_a_failing_run_is_told_without_a_traceback(experiment: Path, tmp_path: P
     done = quped("run", experiment, "--out", "out", "--set", "training.lr=1e9", cwd=tmp_path)
     fails(done, "training loss of client", "lower the learning rate")
     assert not (tmp_path / "out" / "result.json").exists()
+
+
+def test_users_words_are_not_markup(experiment: Path, tmp_path: Path) -> None:
+    """Brackets in a description or a path are shown as they are."""
+    done = quped(
+        "run", experiment, "--out", "out[red]", "--set", "description='a [/foo] b'", "--set", "compare=[]", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a [/foo] b" in done.stdout
+    assert "Record: out[red]" in done.stdout
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(experiment: Path, tmp_path: Path) -> None:
+    """Records of methods that the new run does not have go too; other files stay."""
+    arguments = ("run", experiment, "--out", "out", "--quiet", "--set", "training.epochs=1")
+    assert quped(*arguments, cwd=tmp_path).returncode == 0
+    (tmp_path / "out" / "local" / "notes.txt").write_text("mine")
+    assert quped(*arguments, "--overwrite", "--set", "compare=[]", cwd=tmp_path).returncode == 0
+    assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file() and path.parent.name != "out"] == [
+        "notes.txt"
+    ]
+
+
+def test_a_resumed_run_is_one_run(experiment: Path, tmp_path: Path) -> None:
+    """After an overwrite was interrupted, no result of the run before is taken for this one's; infinity survives."""
+    settings = ("--set", "compare=[{algorithm={name='local',quantization={sharpness=inf}}}]")
+    arguments = ("run", experiment, "--out", "out", "--quiet", *settings)
+    assert quped(*arguments, cwd=tmp_path).returncode == 0
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quped.federation.run", interrupted)
+        assert quped(*arguments, "--overwrite", "--seed", "7", cwd=tmp_path).returncode == 130
+    assert quped("run", "--resume", "out", "--quiet", cwd=tmp_path).returncode == 0
+    for record in (".", "local"):
+        result = json.loads((tmp_path / "out" / record / "result.json").read_text(), parse_constant=float.fromhex)
+        assert result["seed"] == 7
+    assert result["config"]["algorithm"]["quantization"]["sharpness"] == "inf"
+    (tmp_path / "out" / "result.json").unlink()
+    told = json.loads((tmp_path / "out" / "local" / "config.json").read_text())
+    (tmp_path / "out" / "local" / "config.json").write_text(json.dumps(told | {"seed": 1}))
+    fails(quped("run", "--resume", "out", cwd=tmp_path), "holds another run", "cannot be continued")

@@ -138,25 +138,27 @@ def test_a_functional_network_computes_what_the_module_does() -> None:
         assert torch.equal(value, before[key]), key
 
 
-def test_frozen_parameters_are_state_and_not_trained() -> None:
-    """They travel with the buffers; tied weights appear once."""
+def test_frozen_parameters_stay_with_the_structure() -> None:
+    """They are in neither part of the model, but counted; tied weights appear once."""
     network = FunctionalNetwork(WithState())
-    assert "frozen.weight" in network.initial.buffers
-    assert "frozen.weight" not in network.initial.params
+    assert "frozen.weight" not in {**network.initial.params, **network.initial.buffers}
+    assert network.frozen == 4 * 4 + 4
     assert "b.weight" not in network.initial.params
     assert network.quantized == ()  # a.weight and last.weight: the first and the last
 
 
 def test_module_gives_back_an_ordinary_module() -> None:
     """With the tensors asked for, in evaluation mode, on the CPU, its own memory."""
-    network = FunctionalNetwork(WithState())
+    original = WithState()
+    network = FunctionalNetwork(original)
     params = {k: torch.full_like(v, 0.5) for k, v in network.initial.params.items()}
     module = network.module(Model(params, network.initial.buffers))
     assert isinstance(module, WithState)
     assert not module.training
     assert bool((module.a.weight == 0.5).all())
     assert module.b.weight is module.a.weight
-    assert torch.equal(module.frozen.weight, network.initial.buffers["frozen.weight"])
+    assert torch.equal(module.frozen.weight, original.frozen.weight)
+    assert module.frozen.weight is not original.frozen.weight
     module.a.weight.data.zero_()
     assert bool((params["a.weight"] == 0.5).all())
 

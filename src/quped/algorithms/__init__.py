@@ -1,5 +1,6 @@
 """The algorithms: one file each, pure, under one interface."""
 
+from quped.algorithms import alternating
 from quped.algorithms.alternating import Quantization
 from quped.algorithms.base import FULL_PRECISION, SGD, AnyAlgorithm, Task
 from quped.algorithms.fedavg import FedAvg
@@ -30,4 +31,5 @@ __all__ = [
     "QuPeL",
     "Quantization",
     "Task",
+    "alternating",
 ]

@@ -7,7 +7,7 @@ plain SGD on x.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -43,12 +43,15 @@ class Quantization:
     center_prox: Literal["linear", "exact"] = "linear"
     """The paper's linearised prox of the centers, or the exact one (slower), for which F_lambda never increases."""
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
     def __post_init__(self) -> None:
         """Check the ranges."""
         check(0 <= self.eta2 < math.inf, "eta2", "at least 0 and finite", self.eta2)
         check(self.sharpness > 0, "sharpness P", "above 0", self.sharpness)
         check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
-        check(len(self.lam) > 0, "lam", "a schedule for at least one bit-width", self.lam)
+        some = isinstance(self.lam, Mapping) and len(self.lam) > 0
+        check(some, "lam", "schedules by bit-width, such as {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}", self.lam)
 
 
 class Learner(NamedTuple):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quped import tree
-from quped.errors import check_number
+from quped.errors import check, check_number
 from quped.losses import cross_entropy
 from quped.quant import Start
 from quped.typing import Batch, Clock, Metrics, Model, Network, Params
@@ -49,6 +49,7 @@ class SGD:
         """Check the ranges."""
         check_number("weight decay", self.weight_decay, 0)
         check_number("momentum", self.momentum, 0, 1)
+        check(self.momentum < 1, "momentum", "below 1", self.momentum)
 
     def init(self, params: Params) -> Params:
         """Return the velocity to start with; nothing without momentum."""

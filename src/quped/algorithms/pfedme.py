@@ -46,7 +46,8 @@ class PFedMe:
         """Check the ranges."""
         check_number("lam of pFedMe", self.lam, 0)
         check_number("eta of pFedMe", self.eta, 0)
-        check(self.inner_steps >= 1, "inner_steps of pFedMe", "at least 1", self.inner_steps)
+        whole = type(self.inner_steps) is int and self.inner_steps >= 1
+        check(whole, "inner_steps of pFedMe", "a whole number of at least 1", self.inner_steps)
 
     def init_shared(self, task: Task) -> Global:
         """Start from the global network's weights."""

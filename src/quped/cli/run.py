@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from quped import fit
@@ -81,7 +82,7 @@ def run_command(
         folder = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     console = Console(quiet=quiet or as_json, highlight=False)
     if experiment.description:
-        console.print(f"[bold]{name}[/]: {experiment.description}")
+        console.print(f"[bold]{escape(name)}[/]: {escape(experiment.description)}")
     try:
         with notes(console), bars(console) as follow:
             results = run_experiment(
@@ -96,13 +97,13 @@ def run_command(
                 progress=follow,
             )
     except InterruptedRunError as stop:
-        Console(stderr=True, highlight=False).print(f"{stop} Go on with: quped run --resume {folder}")
+        typer.echo(f"{stop} Go on with: quped run --resume {folder}", err=True)
         raise typer.Exit(128 + stop.signal_number) from stop
     console.print(client_table(results[0]))
     if len(results) > 1:
         console.print(comparison_table(results))
         console.print(verdict(results))
-    console.print(f"Record: {folder}")
+    console.print(f"Record: {escape(str(folder))}", soft_wrap=True)
     if as_json:
         print(json.dumps(results[0], indent=2))
 
@@ -111,7 +112,7 @@ def presets_command() -> None:
     """List the experiments that come along."""
     console = Console(highlight=False)
     for name, path in presets().items():
-        console.print(f"[bold]{name:<16}[/] {load(path).description}")
+        console.print(f"[bold]{name:<16}[/] {escape(load(path).description)}", soft_wrap=True)
     console.print("\nRun one with [bold]quped run NAME[/]; copy its file to change more than --set does.")
 
 
@@ -122,7 +123,7 @@ def notes(console: Console) -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         yield
     for text in dict.fromkeys(str(w.message) for w in caught):
-        console.print(f"[yellow]note:[/] {text}")
+        console.print(f"[yellow]note:[/] {escape(text)}", soft_wrap=True)
 
 
 @contextmanager

@@ -83,6 +83,7 @@ def obtain(recipe: Recipe, folder: Path | None, scratch: Path, say: Say) -> tupl
                     raise DataError(f"{', '.join(missing)} not there")
                 return decoded(layout, files), f"folder {folder}"
             except DataError as error:
+                say(f"{recipe.name}: folder {folder}: {error}")
                 failures.append(f"folder {folder}: {error}")
     # The layout of which the user has placed a part is the one that the user wants.
     for layout in sorted(recipe.layouts, key=lambda layout: not placed.get(layout)):

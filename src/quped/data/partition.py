@@ -46,20 +46,35 @@ def assign_classes(
     classes: Indices, clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> dict[int, list[int]]:
     """Return, for each class, the clients that get it: equally many for each class, distinct within a client."""
+    if classes_per_client == len(classes):
+        return {int(c): list(range(clients)) for c in classes}
     slots = clients * classes_per_client
     extra = rng.permutation(classes)[: slots % len(classes)]
-    cards = rng.permutation(np.concatenate([np.repeat(classes, slots // len(classes)), extra]))
-    hands = cards.reshape(clients, classes_per_client)
-    # Dealt at random, a client may hold a class twice: exchange such a card with a random one, where that helps both.
-    for client in range(clients):
-        while len(set(hands[client])) < classes_per_client:
-            values, counts = np.unique(hands[client], return_counts=True)
-            mine = int(np.flatnonzero(hands[client] == values[counts > 1][0])[0])
-            other, theirs = int(rng.integers(clients)), int(rng.integers(classes_per_client))
-            give, take = hands[client, mine], hands[other, theirs]
-            if take not in hands[client] and give not in hands[other]:
-                hands[client, mine], hands[other, theirs] = take, give
+    cards = np.concatenate([np.repeat(classes, slots // len(classes)), extra])
+    hands = rng.permutation(cards).reshape(clients, classes_per_client)
+    while not without_pairs(hands, rng):
+        hands = rng.permutation(cards).reshape(clients, classes_per_client)
     return {int(c): [i for i in range(clients) if c in hands[i]] for c in classes}
+
+
+def without_pairs(hands: Indices, rng: np.random.Generator) -> bool:
+    """Exchange cards that a client holds twice with random others, where that helps both; say whether none is left.
+
+    Random exchanges may lead nowhere, so their number is limited: then the cards are dealt anew.
+    """
+    clients, size = hands.shape
+    for _ in range(100 * hands.size):
+        doubles = [i for i in range(clients) if len(set(hands[i])) < size]
+        if not doubles:
+            return True
+        client = doubles[0]
+        values, counts = np.unique(hands[client], return_counts=True)
+        mine = int(np.flatnonzero(hands[client] == values[counts > 1][0])[0])
+        other, theirs = int(rng.integers(clients)), int(rng.integers(size))
+        give, take = hands[client, mine], hands[other, theirs]
+        if take not in hands[client] and give not in hands[other]:
+            hands[client, mine], hands[other, theirs] = take, give
+    return False
 
 
 def deal(

@@ -1,5 +1,6 @@
 """What a data set looks like to the rest of the package."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,23 +90,33 @@ def as_samples(data: Samples | Pair, what: str) -> Samples:
 
     `what` names the data in errors, such as "training data of client 'phone'".
     """
-    if not isinstance(data, tuple):
+    if isinstance(data, tuple | list):
+        samples: Samples = from_pair(data, what)
+    elif hasattr(data, "labels") and hasattr(data, "batch"):
         samples = data
     else:
-        if len(data) != 2:
-            raise DataError(f"The {what} must be a pair (inputs, labels), got {len(data)} things.")
-        inputs, labels = (torch.as_tensor(part) for part in data)
-        if inputs.is_floating_point():
-            inputs = inputs.to(torch.get_default_dtype())
-            if not bool(inputs.isfinite().all()):
-                raise DataError(f"The inputs of the {what} hold NaN or infinity: clean them before training.")
-        if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise DataError(f"The labels of the {what} must be class numbers, one integer for each sample.")
-        if len(inputs) != len(labels):
-            raise DataError(f"The {what} have {len(inputs)} inputs but {len(labels)} labels.")
-        samples = TensorSamples(inputs, labels.long())
+        raise DataError(f"The {what} must be a pair (inputs, labels), or have labels and batch(), got {data!r:.80}.")
+    if isinstance(samples, TensorSamples) and not bool(samples.inputs.isfinite().all()):
+        raise DataError(f"The inputs of the {what} hold NaN or infinity: clean them before training.")
     if len(samples) == 0:
         raise DataError(f"The {what} are empty: a client needs at least one sample.")
     if int(samples.labels.min()) < 0:
         raise DataError(f"The labels of the {what} must be 0 or more, got {int(samples.labels.min())}.")
     return samples
+
+
+def from_pair(data: Sequence[object], what: str) -> TensorSamples:
+    """Take a user's inputs and labels as tensors."""
+    if len(data) != 2:
+        raise DataError(f"The {what} must be a pair (inputs, labels), got {len(data)} things.")
+    try:
+        inputs, labels = (torch.as_tensor(part) for part in data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"The {what} must be tensors or arrays of numbers: {error}.") from error
+    if inputs.is_floating_point():
+        inputs = inputs.to(torch.get_default_dtype())
+    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(f"The labels of the {what} must be class numbers, one integer for each sample.")
+    if len(inputs) != len(labels):
+        raise DataError(f"The {what} have {len(inputs)} inputs but {len(labels)} labels.")
+    return TensorSamples(inputs, labels.long())

@@ -6,7 +6,6 @@ from typing import Any
 from quped.algorithms import AnyAlgorithm
 from quped.engines.rounds import Plan, Player, mean
 from quped.engines.worker import one_thread, play_client, score_client
-from quped.evaluate import Score
 from quped.typing import Clock, Model
 
 
@@ -47,7 +46,7 @@ class InlineEngine:
         """Return the model that a client uses now."""
         return self._algorithm.deploy(self._players[client].task, shared, self.personal(shared, client))
 
-    def scores(self, shared: Any) -> list[Score]:
+    def scores(self, shared: Any) -> list[float]:
         """Evaluate every client's deployed model on its own test samples."""
         with one_thread():
             return [

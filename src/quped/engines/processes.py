@@ -27,9 +27,9 @@ from quped import tree
 from quped.algorithms import AnyAlgorithm
 from quped.engines.rounds import Plan, Player, mean
 from quped.engines.store import Rows
-from quped.engines.worker import play_client, score_client
+from quped.engines.worker import naming, play_client, score_client
 from quped.errors import RunError, check
-from quped.evaluate import Score
+from quped.rng import torch_seeded
 from quped.typing import Clock, Model
 
 MOST_ATTEMPTS = 3
@@ -71,7 +71,7 @@ class Board:
             return self.algorithm.init_personal(self.players[client].task, shared)
         return self.personal[client].read(row)
 
-    def do(self, job: Job) -> float | Score:
+    def do(self, job: Job) -> float:
         """Do a job. Runs in a worker."""
         player = self.players[job.client]
         shared = self.shared.read(0)
@@ -90,7 +90,9 @@ def lay_out(algorithm: AnyAlgorithm, players: Sequence[Player], plan: Plan, seed
     first, clock = players[0], plan.clock(0)
     shared = algorithm.init_shared(first.task)
     work = algorithm.start(first.task, shared, algorithm.init_personal(first.task, shared), clock)
-    _, payload = algorithm.finish(first.task, work, first.train.batch(torch.arange(min(2, len(first.train)))), clock)
+    twice = first.train.batch(torch.zeros(2, dtype=torch.long))  # BatchNorm needs two samples
+    with naming(first, 0), torch_seeded(seed, "layout"):
+        _, payload = algorithm.finish(first.task, work, twice, clock)
     groups = Counter(id(player.task) for player in players)
     files: dict[int, Rows] = {}
     for player in players:
@@ -125,6 +127,8 @@ class ProcessEngine:
     def __init__(self, algorithm: AnyAlgorithm, players: Sequence[Player], plan: Plan, seed: int, workers: int) -> None:
         """Lay out the states and start the workers."""
         check(workers >= 1, "number of workers", "at least 1", workers)
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise RunError("Worker processes need fork, which this system does not have: use workers=0.")
         self._folder = tempfile.TemporaryDirectory(prefix="quped-")
         self._board = lay_out(algorithm, players, plan, seed, Path(self._folder.name))
         seen: Counter[int] = Counter()
@@ -146,7 +150,7 @@ class ProcessEngine:
         payloads = (self._board.payloads.read(position) for position in range(len(chosen)))
         return mean(payloads), sum(losses) / len(losses)
 
-    def scores(self, shared: Any) -> list[Score]:
+    def scores(self, shared: Any) -> list[float]:
         """Evaluate every client's deployed model on its own test samples."""
         self._board.shared.write(0, shared)
         return self._all([self._job(client, None, 0) for client in range(len(self._board.players))])
@@ -218,7 +222,7 @@ class ProcessEngine:
         if worker.attempts == MOST_ATTEMPTS:
             raise RunError(
                 f"The worker of {who}, died {MOST_ATTEMPTS} times ({cause}): "
-                "if memory is short, use fewer workers or smaller batches."
+                "workers=0 shows the error; if memory is short, use fewer workers or smaller batches."
             )
         warnings.warn(f"The worker of {who}, died ({cause}). Its work is done again by a new one.", stacklevel=2)
         worker.pipe.close()
@@ -228,8 +232,8 @@ class ProcessEngine:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that workers may use: 0 where forking is not safe, which is anywhere but on Linux."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
 
 
 def send(worker: Worker) -> None:
@@ -240,10 +244,8 @@ def send(worker: Worker) -> None:
 
 def start_process(board: Board) -> tuple[BaseProcess, Connection]:
     """Start a worker process; return it, and the pipe to it."""
-    # Forked, where that is safe, a worker has the networks and data of this process, whatever they are; spawned, it
-    # gets what can be pickled.
-    linux = sys.platform == "linux"
-    context = multiprocessing.get_context("fork") if linux else multiprocessing.get_context("spawn")
+    # Forked, a worker has the networks and data of this process, whatever they are, and a script needs no guard.
+    context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs, board, os.getpid()), daemon=True)
     with warnings.catch_warnings():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -10,8 +10,7 @@ import torch
 from quped import tree
 from quped.algorithms import AnyAlgorithm, Task
 from quped.data import Samples
-from quped.errors import check, check_number
-from quped.evaluate import Score
+from quped.errors import InvalidValueError, check, check_number
 from quped.rng import generator
 from quped.typing import Batch, Clock, Model, Phase
 
@@ -51,9 +50,22 @@ class Plan:
         for what in ("epochs", "steps_per_epoch", "local_steps", "clients_per_round", "evaluate_every"):
             value = getattr(self, what)
             check(isinstance(value, int) and value >= 1, what, "a whole number of at least 1", value)
+        check(type(self.finetune_epochs) is int, "number of finetune_epochs", "a whole number", self.finetune_epochs)
         check_number("number of finetune_epochs", self.finetune_epochs, 0, self.epochs)
-        check(self.lr > 0, "learning rate lr", "above 0", self.lr)
-        check(0 < self.lr_decay <= 1, "lr_decay", "above 0 and at most 1", self.lr_decay)
+        check_number("learning rate lr", self.lr, 0)
+        check(0 < self.lr < math.inf, "learning rate lr", "above 0 and finite", self.lr)
+        check_number("lr_decay", self.lr_decay, 0, 1)
+        check(self.lr_decay > 0, "lr_decay", "above 0", self.lr_decay)
+        if self.finetune_epochs and self.clock(self.rounds - 1).phase is not Phase.FINETUNE:
+            raise InvalidValueError(
+                f"No round begins in the last {self.finetune_epochs} epochs, in which fine-tuning was asked for: "
+                "use fewer local_steps, or more epochs."
+            )
+
+    def with_finetuning(self, epochs: int) -> "Plan":
+        """Return this plan with so many epochs of fine-tuning, at least the last of several rounds."""
+        last = self.epoch(self.rounds - 1)
+        return replace(self, finetune_epochs=max(epochs, self.epochs - last) if epochs and last else 0)
 
     @property
     def rounds(self) -> int:
@@ -83,7 +95,7 @@ class RoundReport(NamedTuple):
     clock: Clock
     loss: float
     """Training loss, mean over the round's clients and steps."""
-    scores: list[Score] | None
+    scores: list[float] | None
     """For each client, its deployed model on its test samples; None in rounds without evaluation."""
     shared: Any
     """The server's state after the round."""
@@ -100,7 +112,7 @@ class Engine(Protocol):
         """Return the model that a client uses now."""
         ...
 
-    def scores(self, shared: Any) -> list[Score]:
+    def scores(self, shared: Any) -> list[float]:
         """Evaluate every client's deployed model on its own test samples."""
         ...
 

@@ -11,7 +11,7 @@ from quped.algorithms import AnyAlgorithm
 from quped.data.batches import draw
 from quped.engines.rounds import Plan, Player, client_round
 from quped.errors import QupedError, RunError
-from quped.evaluate import Score, score
+from quped.evaluate import accuracy
 from quped.rng import torch_seeded
 from quped.typing import Clock
 
@@ -32,13 +32,8 @@ def play_client(
         batch_size=player.batch_size,
         draws=algorithm.draws,
     )
-    try:
-        with torch_seeded(seed, "steps", player.name, clock.round):
-            personal, payload, loss = client_round(algorithm, player.task, shared, personal, batches, clock)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, QupedError):
-            raise
-        raise RunError(f"Client '{player.name}' failed in round {clock.round}: {error}") from error
+    with naming(player, clock.round), torch_seeded(seed, "steps", player.name, clock.round):
+        personal, payload, loss = client_round(algorithm, player.task, shared, personal, batches, clock)
     if not math.isfinite(loss):
         raise RunError(
             f"The training loss of client '{player.name}' became {loss} in round {clock.round}: "
@@ -47,9 +42,22 @@ def play_client(
     return personal, payload, loss
 
 
-def score_client(algorithm: AnyAlgorithm, player: Player, shared: Any, personal: Any) -> Score:
+def score_client(algorithm: AnyAlgorithm, player: Player, shared: Any, personal: Any) -> float:
     """Evaluate a client's deployed model on its own test samples."""
-    return score(player.task.network, algorithm.deploy(player.task, shared, personal), player.test)
+    with naming(player, None):
+        return accuracy(player.task.network, algorithm.deploy(player.task, shared, personal), player.test)
+
+
+@contextmanager
+def naming(player: Player, round_: int | None) -> Iterator[None]:
+    """Let errors within the block name the client and the round, or that it was being evaluated."""
+    try:
+        yield
+    except QupedError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        when = "while it was evaluated" if round_ is None else f"in round {round_}"
+        raise RunError(f"Client '{player.name}' failed {when}: {error}") from error
 
 
 @contextmanager

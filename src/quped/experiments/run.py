@@ -17,7 +17,7 @@ from quped.experiments.schema import Experiment
 from quped.federation import Client, Federation
 from quped.fit import Progress
 from quped.rng import generator
-from quped.runs import RunRecord, holds_run
+from quped.runs import CONFIG, RunRecord, holds_run, plain, read_json
 
 VALIDATION_FRACTION = 0.2
 
@@ -48,35 +48,55 @@ def run_experiment(
     methods = experiment.methods
     population = Population(experiment, seed)
     federations = [population.federation(method.algorithm) for method in methods]
+    for method, federation in zip(methods, federations, strict=True):
+        federation.prepare(**method.training.model_dump())
+    whole = plain(experiment.model_dump())
+    asked = [{"preset": preset, "seed": seed, "config": whole}]
+    asked += [asked[0] | {"config": whole | {**plain(method.config()), "compare": []}} for method in methods[1:]]
     folders = [out, *(out / name for name in distinct([m.algorithm.name for m in methods[1:]]))]
-    for folder in folders:
-        if holds_run(folder) and not (overwrite or resume):
-            raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite or --resume.")
-    whole = experiment.model_dump(mode="json")
+    records = claim(folders, asked, overwrite=overwrite, resume=resume)
     results: list[Result] = []
-    for method, federation, folder in zip(methods, federations, folders, strict=True):
-        training = method.training.model_dump()
-        config = whole | {"algorithm": method.options, "training": training}
-        if folder != out:
-            config["compare"] = []
-        record = RunRecord(folder) if resume and holds_run(folder) else RunRecord.create(folder, overwrite=overwrite)
+    for method, federation, record, told in zip(methods, federations, records, asked, strict=True):
         result = record.finished()
         if result is None:
-            record.config({"preset": preset, "seed": seed, "config": config})
             record.rewind(record.checkpoints.rounds())
             fit = federation.fit(
-                **training,
+                **method.training.model_dump(),
                 workers=workers,
                 checkpoints=record.checkpoints,
                 checkpoint_every=checkpoint_every,
                 progress=recording(record, progress(method.algorithm)),
             )
-            result = {"preset": preset, **fit.result(), "config": config}
+            result = {"preset": preset, **fit.result(), "config": told["config"]}
             record.result(result)
         results.append(result)
     results[0]["comparison"] = [summary(result) for result in results]
-    RunRecord(out).result(results[0])
+    records[0].result(results[0])
     return results
+
+
+def claim(folders: list[Path], asked: list[Result], *, overwrite: bool, resume: bool) -> list[RunRecord]:
+    """Make the record of every algorithm, or go on with it, before the first one runs.
+
+    What is overwritten goes at once, with all records below it: nothing of an older run can be taken for this one's.
+    """
+    if resume:
+        records = []
+        for folder, told in zip(folders, asked, strict=True):
+            if read_json(folder / CONFIG) != told:
+                raise RunError(f"{folder} holds another run than {folders[0]} tells of: it cannot be continued.")
+            records.append(RunRecord(folder))
+        return records
+    for folder in folders:
+        if holds_run(folder) and not overwrite:
+            raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite or --resume.")
+    for old in [path.parent for path in folders[0].glob(f"*/{CONFIG}")]:
+        RunRecord.create(old, overwrite=True)
+    records = [RunRecord.create(folder, overwrite=overwrite) for folder in folders]
+    # The first one last: `--resume` begins with it, and finds the others complete.
+    for record, told in zip(records[::-1], asked[::-1], strict=True):
+        record.config(told)
+    return records
 
 
 def recording(record: RunRecord, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
@@ -132,6 +152,7 @@ class Population:
                 test=test,
                 model=self._maker(meeting if algorithm.meets_in == "same" else group.model),
                 bits=group.bits if algorithm.quantizes else FULL_PRECISION,
+                quantize=group.quantize if algorithm.meets_in != "same" else None,
                 per_channel=group.per_channel,
                 start=group.start,
             )

@@ -18,6 +18,8 @@ from quped.federation import BITS
 from quped.models import cnn1, cnn2, mlp, resnet, text
 from quped.quant import Start
 
+DEFAULT_ALGORITHM = "quped"
+
 
 def known_bits(bits: int) -> int:
     """Accept a bit-width that a client can have."""
@@ -117,6 +119,7 @@ class Group(Section):
     count: int = Field(ge=1)
     model: NetworkChoice
     bits: Annotated[int, AfterValidator(known_bits)] = 32
+    quantize: tuple[str, ...] | None = None
     per_channel: bool = False
     start: Start = "range"
 
@@ -127,7 +130,7 @@ class Training(Section):
     epochs: int = Field(default=30, ge=1)
     finetune_epochs: int | None = Field(default=None, ge=0)
     local_steps: int = Field(default=10, ge=1)
-    batch_size: int | None = Field(default=25, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
     steps_per_epoch: int | None = Field(default=None, ge=1)
     lr: float = Field(default=0.1, gt=0)
     lr_decay: float = Field(default=0.99, gt=0, le=1)
@@ -156,6 +159,10 @@ class Method(NamedTuple):
     """As the experiment has them."""
     training: Training
 
+    def config(self) -> dict[str, Any]:
+        """Return what the file of an experiment with this method alone would say of it."""
+        return {"algorithm": self.options, "training": self.training.model_dump()}
+
 
 class Experiment(Section):
     """A whole experiment file."""
@@ -165,7 +172,7 @@ class Experiment(Section):
     clients: tuple[Group, ...] = Field(min_length=1)
     global_model: NetworkChoice | None = None
     training: Training = Training()
-    algorithm: dict[str, Any] = {"name": "quped"}
+    algorithm: dict[str, Any] = {"name": DEFAULT_ALGORITHM}
     """`name`, and hyperparameters by their names."""
     compare: tuple[Peer, ...] = ()
     """Further algorithms, run on the same clients beside the first one."""
@@ -182,14 +189,14 @@ class Experiment(Section):
 
 def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
     """Make an algorithm from its table: `name`, and hyperparameters by their names."""
-    name = options.get("name")
+    name = options.get("name", DEFAULT_ALGORITHM)
     kind = ALGORITHMS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise InvalidValueError(f"name {name!r} is no algorithm. {nearest(str(name), ALGORITHMS)}")
     hyper = {k: v for k, v in options.items() if k != "name"}
     names = [f.name for f in fields(kind)]
-    for unknown in hyper.keys() - set(names):
-        raise InvalidValueError(f"{name} has no hyperparameter '{unknown}'. {nearest(unknown, names)}")
+    if unknown := [key for key in hyper if key not in names]:
+        raise InvalidValueError(" ".join(f"{name} has no hyperparameter '{u}'. {nearest(u, names)}" for u in unknown))
     algorithm: AnyAlgorithm = TypeAdapter(kind).validate_python(hyper)
     return algorithm
 
@@ -229,7 +236,7 @@ def validate(values: dict[str, Any], name: str) -> Experiment:
 
 def checks(values: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield what the schema alone does not check, with its place: algorithms, and the training of each peer."""
-    if isinstance(options := values.get("algorithm", {"name": "quped"}), dict):
+    if isinstance(options := values.get("algorithm", {}), dict):
         yield "algorithm", partial(build_algorithm, options)
     peers = values.get("compare", [])
     for i, peer in enumerate(peers if isinstance(peers, list) else []):

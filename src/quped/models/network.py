@@ -28,26 +28,29 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
 class FunctionalNetwork:
     """A module split into structure, kept here, and tensors, which the caller holds.
 
-    Buffers (BatchNorm statistics) and frozen parameters are part of the tensors: `Model.buffers`.
+    Buffers, such as BatchNorm statistics, are part of the tensors: `Model.buffers`. Frozen parameters are part of the
+    structure: nothing trains, averages or sends them.
     """
 
-    def __init__(self, module: nn.Module, quantized: Sequence[str] | None = None, name: str | None = None) -> None:
+    def __init__(self, module: nn.Module, quantized: Sequence[str] | None = None) -> None:
         """Take the structure and the present tensors of `module`; the module itself is not touched again."""
-        self.name = name or getattr(module, "name", None) or type(module).__name__
+        self.name = str(getattr(module, "name", type(module).__name__))
         if any(is_lazy(p) for p in module.parameters()):
             raise NetworkError(f"{self.name} has lazy layers without weights: run one forward pass before using it.")
         params = dict(module.named_parameters())
         trainable = {k: p.detach().clone() for k, p in params.items() if p.requires_grad}
-        frozen = {k: p.detach().clone() for k, p in params.items() if not p.requires_grad}
         buffers = {k: b.detach().clone() for k, b in module.named_buffers()}
+        self.frozen = sum(p.numel() for p in params.values() if not p.requires_grad)
+        """Numbers in parameters that are not trained; they stay with the structure."""
         if not trainable:
             raise NetworkError(f"{self.name} has no trainable parameters.")
-        self.initial = Model(trainable, {**frozen, **buffers})
-        self.quantized = quantizable(module) if quantized is None else tuple(quantized)
-        for unknown in set(self.quantized) - set(trainable):
-            raise NetworkError(
-                f"{self.name} has no trainable parameter '{unknown}' to quantize. {nearest(unknown, trainable)}"
-            )
+        self.initial = Model(trainable, buffers)
+        if isinstance(quantized, str):
+            raise NetworkError(f"The parameters to quantize must be a list of names, got the string '{quantized}'.")
+        self.quantized = quantizable(module) if quantized is None else tuple(dict.fromkeys(quantized))
+        if unknown := [name for name in self.quantized if name not in trainable]:
+            hint = nearest(unknown[0], trainable)
+            raise NetworkError(f"{self.name} has no trainable parameter '{unknown[0]}' to quantize. {hint}")
         # Looking for tied weights in every call is slow; most networks have none.
         self._tied = len(params) < len(list(module.named_parameters(remove_duplicate=False)))
         self._training = copy.deepcopy(module).train()

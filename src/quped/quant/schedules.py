@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,9 @@ class Linear:
 
     rate: float
     decay: float = 1.0
+
+    # Read by the validator of experiment files, which otherwise ignores what it does not know.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         """Check the ranges."""
