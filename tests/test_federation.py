@@ -178,7 +178,7 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"bits": 1, "model": constant_net}, "network of client 'phone' cannot be quantized: .* that are all 0"),
     ({"test": (samples(0, 20)[0], samples(0, 20)[1] + 5)}, "has 3 outputs but its labels go up to 7"),
     ({"train": (torch.zeros(20, 5), samples(0, 20)[1])}, "network of client 'phone' cannot run on its data"),
-    ({"model": lambda: nn.Linear(6, 3), "bits": 1}, r"no layer between .* name parameters with quantize"),
+    ({"model": lambda: nn.Linear(6, 3), "bits": 1}, r"no layer between .*name parameters with quantize"),
     ({"bits": 1, "quantize": ["midle.weight"]}, "Did you mean 'middle.weight'"),
     ({"model": lambda: "network"}, "must be an nn.Module or a function that makes one"),
     ({"model": lambda: nn.Flatten(0)}, "no trainable parameters"),
@@ -209,6 +209,12 @@ def test_bad_federations() -> None:
         Federation([client(model=wide_net)], PFedMe(), global_model=Net)
     with pytest.raises(QupedError, match="has 3 outputs but the global model has 4"):
         Federation([client()], QuPeD(), global_model=lambda: nn.Linear(6, 4))
+    anything: Callable[..., Federation] = Federation
+    with pytest.raises(QupedError, match="clients must be a list of clients"):
+        anything(client(), QuPeD())
+    for wrong in (QuPeD, "quped"):
+        with pytest.raises(QupedError, match=r"algorithm must be an instance such as QuPeD\(\)"):
+            anything([client()], wrong)
     with pytest.raises(QupedError, match="seed must be a whole number"):
         Federation([client()], QuPeD(), seed=-1)
 
@@ -226,7 +232,7 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"momentum": -0.1}, "momentum must be"),
     ({"weight_decay": -1.0}, "weight decay must be"),
     ({"finetune_epochs": 31}, "finetune_epochs must be between 0 and 30"),
-    ({"clients_per_round": 2}, "Of 1 clients, 2 cannot be sampled"),
+    ({"clients_per_round": 2}, "clients_per_round must be at most 1, the number of clients, got 2"),
     ({"clients_per_round": 0}, "clients_per_round must be"),
     ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
     ({"steps_per_epoch": 4, "batch_size": 0}, "batch_size must be"),

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import signal
 from collections.abc import Iterable
 
 
@@ -30,7 +31,8 @@ class InterruptedRunError(QupedError):
 
     def __init__(self, round_: int, signal_number: int) -> None:
         """Tell after which round it stopped, and by which signal."""
-        super().__init__(f"Stopped by signal {signal_number} after round {round_}, with a checkpoint.")
+        name = signal.Signals(signal_number).name
+        super().__init__(f"Stopped by {name} after round {round_ + 1}, with a checkpoint.")
         self.signal_number = signal_number
 
 

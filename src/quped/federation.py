@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Task, alternating
 from quped.data import Pair, Samples, as_samples
@@ -95,6 +96,9 @@ class Federation:
         seed: int = 0,
     ) -> None:
         """Without `global_model`, the clients' own network is the global one; then all must have the same."""
+        check(not isinstance(clients, Client), "clients", "a list of clients", clients)
+        known = not isinstance(algorithm, type) and hasattr(algorithm, "meets_in")
+        check(known, "algorithm", "an instance such as QuPeD()", algorithm)
         check(isinstance(seed, int) and seed >= 0, "seed", "a whole number of at least 0", seed)
         check(len(clients) > 0, "number of clients", "at least 1", 0)
         names = [client.name for client in clients]
@@ -182,10 +186,11 @@ class Federation:
                 with torch.no_grad():
                     logits, _ = network(network.initial.params, network.initial.buffers, inputs, train=False)
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                raise NetworkError(f"{what} cannot run on its data: {error}") from error
-            if logits.dim() != 2:
-                shape = tuple(logits.shape)
-                raise NetworkError(f"{what} must give one row of class scores for each sample, got shape {shape}.")
+                kinds = ", ".join(f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}" for x in inputs)
+                raise NetworkError(f"{what} cannot run on its data, {kinds}: {error}") from error
+            shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            if not isinstance(logits, Tensor) or logits.dim() != 2:
+                raise NetworkError(f"{what} must give one row of class scores for each sample, got {shape}.")
             self._outputs[key] = logits.shape[1]
         return self._outputs[key]
 
@@ -197,7 +202,8 @@ class Federation:
             )
         if not network.quantized:
             raise NetworkError(
-                f"The network of {who}, {network.name}, has no layer between the first and the last to quantize: "
+                f"Nothing of the network of {who}, {network.name}, is to be quantized (it may have no layer between "
+                "the first and the last): "
                 f"name parameters with quantize=[...]. It has {', '.join(network.initial.params)}."
             )
 
@@ -257,7 +263,8 @@ class Federation:
         if finetune_epochs is None and any(m.client.bits < FULL_PRECISION for m in members):
             plan = plan.with_finetuning(round(epochs / 6))
         if plan.clients_per_round > len(members):
-            raise InvalidValueError(f"Of {len(members)} clients, {plan.clients_per_round} cannot be sampled.")
+            rule = f"at most {len(members)}, the number of clients"
+            raise InvalidValueError(f"The clients_per_round must be {rule}, got {plan.clients_per_round}.")
         sgd = SGD(weight_decay, momentum)
         tasks = {id(task): replace(task, sgd=sgd) for task in self._tasks.values()}
         return plan, [
@@ -275,9 +282,9 @@ class Federation:
         self,
         *,
         workers: int | None = None,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: Checkpoints | Path | str | None = None,
         checkpoint_every: int = 25,
-        progress: Callable[[Progress], None] = lambda _: None,
+        progress: Callable[[Progress], None] | None = None,
         **training: Unpack[Training],
     ) -> Fit:
         """Train, and return what was learned. The options of training are those of `prepare`.
@@ -285,12 +292,15 @@ class Federation:
         `workers` processes compute; by default one for each core on Linux. With 0, the default elsewhere, this process
         does. The result is the same. `progress` is called after every round.
 
-        With `checkpoints`, the run continues from the newest one, if there is any, and ends as if it had never been
-        interrupted. One is written every `checkpoint_every` rounds, and on SIGINT or SIGTERM, which then end the run
-        with an `InterruptedRunError`.
+        With `checkpoints`, a folder, the run continues from the newest one, if there is any, and ends as if it had
+        never been interrupted. One is written every `checkpoint_every` rounds, and on SIGINT or SIGTERM, which then
+        end the run with an `InterruptedRunError`.
         """
         began = time.monotonic()
         check(checkpoint_every >= 1, "checkpoint_every", "at least 1", checkpoint_every)
+        check(workers is None or workers >= 0, "number of workers", "at least 0", workers)
+        if isinstance(checkpoints, Path | str):
+            checkpoints = Checkpoints(Path(checkpoints))
         plan, players = self.prepare(**training)
         members = self.members
         identity = {"seed": repr(self.seed), "algorithm": repr(self.algorithm), "plan": repr(plan)}
@@ -309,7 +319,9 @@ class Federation:
                 if evaluation is not None:
                     curve.append(evaluation)
                 # Told before it is saved: a run that dies in between tells it again, and none goes untold.
-                progress(Progress(clock.round, plan.rounds, clock.epoch, clock.phase.value, told.loss, evaluation))
+                if progress is not None:
+                    phase = clock.phase.value
+                    progress(Progress(clock.round, plan.rounds, clock.epoch, phase, told.loss, evaluation))
                 signal_number = stop()  # asked once: what comes after the checkpoint waits for the next round
                 if checkpoints is not None and (signal_number or (clock.round + 1) % checkpoint_every == 0):
                     about = {"run": identity, "curve": [asdict(point) for point in curve]}

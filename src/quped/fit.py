@@ -1,7 +1,7 @@
 """What a federation learned."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,12 +72,12 @@ class Fit:
     epochs: int
     rounds: int
     seconds: float
-    curve: list[Evaluation]
+    curve: list[Evaluation] = field(repr=False)
     """One point per evaluation. The last one, after the last round, is the result."""
     clients: list[ClientReport]
-    models: Mapping[str, Model]
+    models: Mapping[str, Model] = field(repr=False)
     """Each client's deployed tensors."""
-    networks: Mapping[str, FunctionalNetwork]
+    networks: Mapping[str, FunctionalNetwork] = field(repr=False)
 
     @property
     def accuracy(self) -> dict[str, float]:

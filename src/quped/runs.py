@@ -1,4 +1,4 @@
-"""The record of a run: a directory with `config.json`, `curves.jsonl` and, once it is finished, `result.json`.
+"""The record of a run: a directory with `config.json`, `curves.jsonl` and, in the end, `models` and `result.json`.
 
 While it is under way there is also a folder of checkpoints, from which it can be continued.
 """
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from quped.errors import RunError
 
-CONFIG, CURVES, RESULT, CHECKPOINTS = "config.json", "curves.jsonl", "result.json", "checkpoints"
+CONFIG, CURVES, RESULT = "config.json", "curves.jsonl", "result.json"
+CHECKPOINTS, MODELS = "checkpoints", "models"
 
 
 class RunRecord:
@@ -41,6 +42,8 @@ class RunRecord:
             path.mkdir(parents=True, exist_ok=True)
             for name in (RESULT, CURVES, CONFIG):
                 (path / name).unlink(missing_ok=True)
+            for model in (path / MODELS).glob("*.safetensors"):
+                model.unlink()
             record.checkpoints.clear()
         except OSError as error:
             raise RunError(f"The run directory {path} cannot be used: {error.strerror}.") from error
@@ -59,6 +62,15 @@ class RunRecord:
                     raise OSError(errno.ENOSPC, "only a part could be written")
         except OSError as error:
             raise RunError(f"{self.path / CURVES} cannot be written: {error.strerror}.") from error
+
+    def model(self, client: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write the tensors of a client's deployed model."""
+        data = safetensors.torch.save({key: value.contiguous().clone() for key, value in tensors.items()})
+        try:
+            (self.path / MODELS).mkdir(exist_ok=True)
+            write_bytes(self.path / MODELS / f"{client}.safetensors", data)
+        except OSError as error:
+            raise RunError(f"The model of '{client}' cannot be written to {self.path}: {error.strerror}.") from error
 
     def rewind(self, rounds: int) -> None:
         """Drop the points of all but the first rounds: a run that is continued from there writes them again."""

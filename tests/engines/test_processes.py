@@ -140,5 +140,5 @@ def children() -> list[int]:
 def test_the_number_of_workers() -> None:
     """By default all usable cores; a negative number is refused."""
     assert usable_cores() >= 1
-    with pytest.raises(QupedError, match="number of workers must be at least 1, got -1"):
+    with pytest.raises(QupedError, match="number of workers must be at least 0, got -1"):
         fit(QuPeD(), clients(QuPeD(), 2), workers=-1)

@@ -94,7 +94,7 @@ def test_a_signal_stops_after_the_round_with_a_checkpoint(tmp_path: Path, number
             timers[0].start()
 
     federation = Federation(clients(QuPeD(), 4), QuPeD(), Net)
-    with pytest.raises(InterruptedRunError, match=f"Stopped by signal {int(number)} after round") as stopped:
+    with pytest.raises(InterruptedRunError, match=f"Stopped by {number.name} after round") as stopped:
         federation.fit(epochs=10_000, workers=workers, checkpoints=Checkpoints(tmp_path), progress=progress)
     timers[0].join()
     assert stopped.value.signal_number == number

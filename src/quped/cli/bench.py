@@ -32,6 +32,8 @@ def engine(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Compare the engines with a plain PyTorch loop: FedAvg and QuPeD, CNN1, 50 clients, batches of 25 images."""
+    if not as_json:
+        typer.echo(f"{turns + 1} turns of 5 contestants: this takes minutes.")
     numbers = measure(Load(), turns, workers)
     if as_json:
         print(json.dumps(numbers, indent=2))

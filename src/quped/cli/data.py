@@ -23,18 +23,24 @@ app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=Tru
 @app.command("list")
 def list_() -> None:
     """List the data sets: what they are, their size, and whether they are here."""
+    console = Console()
+    # What a narrow screen would break into syllables is left out there.
+    columns = ("name", "what", "samples", "MB", "here", "from", "licence")[: 7 if console.width >= 110 else 5]
     table = Table(caption=f"Stored in {cache_folder()}", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("name", "what", "samples", "MB", "here", "from", "licence"):
+    for column in columns:
         table.add_column(column, no_wrap=column in ("name", "MB", "here"), overflow="fold")
     add_row(table, "digits", DIGITS, "yes", "scikit-learn")
     for recipe in RECIPES.values():
         add_row(table, recipe.name, *state(recipe))
-    Console().print(table)
+    console.print(table)
+    if len(columns) < 7:
+        console.print("Where from and under which licence: in a terminal of 110 columns.")
 
 
 def add_row(table: Table, name: str, about: About, here: str, source: str) -> None:
     """Add a data set to the table."""
-    table.add_row(name, about.what, about.samples, f"{about.megabytes:.1f}", here, source, about.licence)
+    row = name, about.what, about.samples, f"{about.megabytes:.1f}", here, source, about.licence
+    table.add_row(*row[: len(table.columns)])
 
 
 def state(recipe: Recipe) -> tuple[About, str, str]:
@@ -83,6 +89,8 @@ def show(
     known(name)
     dataset = DATASETS[name]()
     shares = split(dataset, partition, clients, seed)
+    if out is not None and out.suffix != ".png":
+        raise InvalidValueError(f"The picture is a PNG file: let --out end in .png, got {out}.")
     file = out or Path(f"{name}-{partition.replace('=', '-')}.png")
     title = f"{name}, {partition}, {clients} clients, seed {seed}"
     try:

@@ -81,6 +81,8 @@ def run_command(
         name, number = path.stem, seed or 0
         folder = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     console = Console(quiet=quiet or as_json, highlight=False)
+    if not console.is_terminal:
+        console.width = 120
     if experiment.description:
         console.print(f"[bold]{escape(name)}[/]: {escape(experiment.description)}")
     try:
@@ -97,7 +99,7 @@ def run_command(
                 progress=follow,
             )
     except InterruptedRunError as stop:
-        typer.echo(f"{stop} Go on with: quped run --resume {folder}", err=True)
+        typer.echo(f"{stop} Go on with:\n  quped run --resume {folder}", err=True)
         raise typer.Exit(128 + stop.signal_number) from stop
     console.print(client_table(results[0]))
     if len(results) > 1:
@@ -132,16 +134,16 @@ def bars(console: Console) -> Iterator[Callable[[AnyAlgorithm], Callable[[fit.Pr
     columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(bar_width=24),
-        TextColumn("round {task.completed:>3}/{task.total}"),
+        TextColumn("{task.fields[rounds]}"),
         TextColumn("{task.fields[status]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=console) as display:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as display:
 
         def follow(algorithm: AnyAlgorithm) -> Callable[[fit.Progress], None]:
-            bar = display.add_task(type(algorithm).__name__, total=None, status="")
+            bar = display.add_task(type(algorithm).__name__, total=None, status="", rounds="starting")
             accuracy = ""
 
             def told(progress: fit.Progress) -> None:
@@ -149,7 +151,9 @@ def bars(console: Console) -> Iterator[Callable[[AnyAlgorithm], Callable[[fit.Pr
                 if progress.evaluation is not None:
                     accuracy = f"  accuracy {progress.evaluation.mean:6.1%}"
                 status = f"loss {progress.loss:.3f}{accuracy}"
-                display.update(bar, total=progress.rounds, completed=progress.round + 1, status=status)
+                done = progress.round + 1
+                rounds = f"round {done:>3}/{progress.rounds}"
+                display.update(bar, total=progress.rounds, completed=done, status=status, rounds=rounds)
 
             return told
 

@@ -34,9 +34,9 @@ def client_table(result: Result) -> Table:
     """One line per client: what it runs, how well, and how large that is."""
     table = Table(title=f"{title(result)}: what every client got", title_justify="left")
     for name in ("client", "network"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in ("bits", "samples", "accuracy", "size", "as float32"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=name in ("accuracy", "size"))
     clients = result["clients"]
     for c in clients[:MOST_ROWS]:
         sizes = size(c["bytes_packed"]), size(c["bytes_float32"])

@@ -1,7 +1,7 @@
 """What a data set looks like to the rest of the package."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -34,8 +34,8 @@ class Samples(Protocol):
 class TensorSamples:
     """Samples that are rows of a tensor in memory."""
 
-    inputs: Tensor
-    labels: Tensor
+    inputs: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -51,7 +51,7 @@ class Subset:
     """Some samples of a larger set, which is not copied."""
 
     whole: Samples
-    indices: Tensor
+    indices: Tensor = field(repr=False)
 
     @property
     def labels(self) -> Tensor:

@@ -22,4 +22,4 @@ def find(name: str) -> Path:
         if not path.is_file():
             raise InvalidValueError(f"There is no experiment file {path}.")
         return path
-    raise InvalidValueError(f"There is no preset '{name}'. {nearest(name, known)}")
+    raise InvalidValueError(f"There is no preset '{name}', and a file must end in .toml. {nearest(name, known)}")

@@ -67,6 +67,8 @@ def run_experiment(
                 checkpoint_every=checkpoint_every,
                 progress=recording(record, progress(method.algorithm)),
             )
+            for client in fit.models:
+                record.model(client, fit.module(client).state_dict())
             result = {"preset": preset, **fit.result(), "config": told["config"]}
             record.result(result)
         results.append(result)

@@ -225,7 +225,7 @@ def validate(values: dict[str, Any], name: str) -> Experiment:
         try:
             check()
         except ValidationError as error:
-            mistakes += [f"{place}.{line}" for line in describe(error)]
+            mistakes += describe(error, place)
         except QupedError as error:
             mistakes.append(f"{place}: {error}")
     if experiment is None or mistakes:
@@ -246,16 +246,24 @@ def checks(values: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], object
             yield f"compare[{i}].training", partial(Training.model_validate, changes)
 
 
-def describe(error: ValidationError) -> list[str]:
+def describe(error: ValidationError, prefix: str = "") -> list[str]:
     """Return one line for each mistake: where, what, and the value found."""
     lines = []
     for item in error.errors():
-        place = ""
+        place = prefix
         for part in item["loc"]:
             place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
         text = item["msg"].removeprefix("Value error, ")
-        found = "" if item["type"] == "missing" or isinstance(item["input"], dict) else f" (got {item['input']!r})"
-        lines.append(f"{place}: {text}{found}" if place else f"{text}{found}")
+        match item["type"]:
+            case "extra_forbidden" | "unexpected_keyword_argument":
+                text = "is not known"
+            case "union_tag_invalid":
+                text = f"must be one of {item['ctx']['expected_tags']}"
+            case "missing":
+                text = "is missing"
+        shown = repr(item["input"])
+        found = "" if item["type"] == "missing" or len(shown) > 60 or shown in text else f" (got {shown})"
+        lines.append(f"{place}: {text}{found}")
     return lines
 
 
@@ -274,6 +282,8 @@ def apply(values: dict[str, Any], change: str) -> None:
     here: Any = values
     try:
         for part in parts[:-1]:
+            if isinstance(here, dict) and isinstance(here.get(part), str):
+                here[part] = named(here[part])  # a network by its name alone
             here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
         if isinstance(here, list):
             here[int(parts[-1])] = value
