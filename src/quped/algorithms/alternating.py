@@ -66,6 +66,22 @@ class Learner(NamedTuple):
     velocity: Params
 
 
+class Problem(NamedTuple):
+    """What one step works on."""
+
+    task: Task
+    hyper: Quantization
+    inputs: tuple[Tensor, ...]
+    loss: LossFn
+    """Of the logits: (1 - lambda_p) f + lambda_p f^KD in QuPeD, f alone elsewhere."""
+    clock: Clock
+
+    def run(self, params: Params, buffers: Params) -> tuple[Tensor, Params]:
+        """Return the loss at these parameters, and the buffers after the pass."""
+        logits, buffers = self.task.network(params, buffers, self.inputs, train=True)
+        return self.loss(logits), buffers
+
+
 def begin(task: Task) -> Learner:
     """Return x^0 and c^0."""
     x = task.initial
@@ -93,71 +109,50 @@ def deployed(learner: Learner) -> Model:
     return Model(quantized(learner.x.params, learner.c), learner.q_buffers)
 
 
-def step(
-    task: Task,
-    hyper: Quantization,
-    learner: Learner,
-    inputs: tuple[Tensor, ...],
-    loss: LossFn,
-    clock: Clock,
-    penalty: Params | None = None,
-) -> tuple[Learner, Tensor]:
-    """Take one step of Algorithm 1 (lines 2-5) for a loss on logits; return the learner and the loss before it.
+def step(problem: Problem, learner: Learner, penalty: Params | None = None) -> tuple[Learner, Tensor]:
+    """Take one step of Algorithm 1 (lines 2-5); return the learner and the loss before it.
 
     `penalty` is the gradient of a further term in x alone.
     """
-    if clock.phase is Phase.FINETUNE and learner.c:
-        return finetune(task, hyper, learner, inputs, loss, clock, penalty)
-    lam = schedule_for(task.bits, hyper.lam)(clock.t) if learner.c else None
-    learner, value = step_weights(task, hyper, learner, inputs, loss, clock, lam, penalty)
-    if lam is not None:
-        learner = step_centers(task, hyper, learner, inputs, loss, lam)
-    return learner, value
+    if not learner.c:
+        return step_weights(problem, learner, None, penalty)
+    if problem.clock.phase is Phase.FINETUNE:
+        return finetune(problem, learner, penalty)
+    lam = schedule_for(problem.task.bits, problem.hyper.lam)(problem.clock.t)
+    learner, value = step_weights(problem, learner, lam, penalty)
+    return step_centers(problem, learner, lam), value
 
 
 def step_weights(
-    task: Task,
-    hyper: Quantization,
-    learner: Learner,
-    inputs: tuple[Tensor, ...],
-    loss: LossFn,
-    clock: Clock,
-    lam: Tensor | None,
-    penalty: Params | None,
+    problem: Problem, learner: Learner, lam: Tensor | None, penalty: Params | None
 ) -> tuple[Learner, Tensor]:
     """x^{t+1} = prox_{eta_1 lambda R(., c)}(x - eta_1 g), g = grad_x [f(x) + f(Q~_c(x))]; lines 2 and 3.
 
     With P = infinity the second term's gradient is taken as 0, for all of x, as in the paper's appendix.
     """
-    x, c = learner.x, learner.c
+    x, c, lr = learner.x, learner.c, problem.clock.lr
 
     def f(params: Params) -> tuple[Tensor, Params]:
-        logits, buffers = task.network(params, x.buffers, inputs, train=True)
-        value = loss(logits)
-        if c and hyper.sharpness < math.inf:
-            soft = quantized(params, c, hyper.sharpness)
-            value = value + loss(task.network(soft, learner.q_buffers, inputs, train=True)[0])
+        value, buffers = problem.run(params, x.buffers)
+        if c and problem.hyper.sharpness < math.inf:
+            value = value + problem.run(quantized(params, c, problem.hyper.sharpness), learner.q_buffers)[0]
         return value, buffers
 
     grads, value, buffers = gradient(f, x.params)
     if penalty is not None:
         grads = tree.add_scaled(grads, penalty, 1.0)
-    params, velocity = task.sgd.step(x.params, grads, learner.velocity, clock.lr)
+    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, lr)
     if lam is not None:
-        params |= {k: prox_weights(params[k], centers, lam * clock.lr) for k, centers in c.items()}
+        params |= {k: prox_weights(params[k], centers, lam * lr) for k, centers in c.items()}
     return learner._replace(x=Model(params, buffers), velocity=velocity), value
 
 
-def step_centers(
-    task: Task, hyper: Quantization, learner: Learner, inputs: tuple[Tensor, ...], loss: LossFn, lam: Tensor
-) -> Learner:
+def step_centers(problem: Problem, learner: Learner, lam: Tensor) -> Learner:
     """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h), h = grad_c f(Q~_c(x)) at x = x^{t+1}; lines 4 and 5."""
-    x, c = learner.x.params, learner.c
+    x, c, hyper = learner.x.params, learner.c, problem.hyper
 
     def f(centers: Params) -> tuple[Tensor, Params]:
-        params = quantized(x, centers, hyper.sharpness)
-        logits, buffers = task.network(params, learner.q_buffers, inputs, train=True)
-        return loss(logits), buffers
+        return problem.run(quantized(x, centers, hyper.sharpness), learner.q_buffers)
 
     if not hyper.update_centers:
         return learner._replace(q_buffers=f(c)[1]) if learner.q_buffers else learner
@@ -168,15 +163,7 @@ def step_centers(
     return learner._replace(c=moved, q_buffers=buffers)
 
 
-def finetune(
-    task: Task,
-    hyper: Quantization,
-    learner: Learner,
-    inputs: tuple[Tensor, ...],
-    loss: LossFn,
-    clock: Clock,
-    penalty: Params | None,
-) -> tuple[Learner, Tensor]:
+def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:
     """Train the centers and the unquantized parameters; each quantized weight stays with its center.
 
     R is 0 here and its prox the identity.
@@ -185,16 +172,14 @@ def finetune(
     free = {k: v for k, v in x.items() if k not in c}
 
     def f(variables: Params) -> tuple[Tensor, Params]:
-        params = variables | {k: settle(x[k], c[k], variables[k]) for k in c}
-        logits, buffers = task.network(params, learner.q_buffers, inputs, train=True)
-        return loss(logits), buffers
+        return problem.run(variables | {k: settle(x[k], c[k], variables[k]) for k in c}, learner.q_buffers)
 
     grads, value, buffers = gradient(f, free | c)
     if penalty is not None:
         grads |= {k: grads[k] + penalty[k] for k in free}
     velocity = {k: v for k, v in learner.velocity.items() if k in free}
-    free, velocity = task.sgd.step(free, {k: grads[k] for k in free}, velocity, clock.lr)
-    moved = tree.add_scaled(c, grads, -hyper.eta2) if hyper.update_centers else c
+    free, velocity = problem.task.sgd.step(free, {k: grads[k] for k in free}, velocity, problem.clock.lr)
+    moved = tree.add_scaled(c, grads, -problem.hyper.eta2) if problem.hyper.update_centers else c
     params = {k: free[k] if k in free else settle(v, c[k], moved[k]) for k, v in x.items()}
     return learner._replace(
         x=Model(params, learner.x.buffers),
@@ -204,14 +189,13 @@ def finetune(
     ), value
 
 
-def student_logits(
-    task: Task, hyper: Quantization, learner: Learner, inputs: tuple[Tensor, ...], clock: Clock
-) -> list[Tensor]:
+def student_logits(problem: Problem, learner: Learner) -> list[Tensor]:
     """Return the logits of x and of Q~_c(x), of x alone at 32 bits; buffers do not change."""
-    exact = task.network(learner.x.params, learner.x.buffers, inputs, train=True)[0]
+    network, inputs = problem.task.network, problem.inputs
+    exact = network(learner.x.params, learner.x.buffers, inputs, train=True)[0]
     if not learner.c:
         return [exact]
-    if clock.phase is Phase.FINETUNE:  # x sits on its centers: Q_c(x) = x
+    if problem.clock.phase is Phase.FINETUNE:  # x sits on its centers: Q_c(x) = x
         return [exact, exact]
-    soft = quantized(learner.x.params, learner.c, hyper.sharpness)
-    return [exact, task.network(soft, learner.q_buffers, inputs, train=True)[0]]
+    soft = quantized(learner.x.params, learner.c, problem.hyper.sharpness)
+    return [exact, network(soft, learner.q_buffers, inputs, train=True)[0]]

@@ -1,10 +1,11 @@
 """Local training: every client alone. Algorithm 1 of the paper at fewer than 32 bits, SGD at 32."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from quped.algorithms import alternating
-from quped.algorithms.alternating import Learner, Quantization
+from quped.algorithms.alternating import Learner, Problem, Quantization
 from quped.algorithms.base import Empty, Meeting, Task
 from quped.losses import cross_entropy
 from quped.typing import Batch, Clock, Metrics, Model
@@ -36,15 +37,9 @@ class Local:
     def step(self, task: Task, work: Learner, batches: tuple[Batch, ...], clock: Clock) -> tuple[Learner, Metrics]:
         """Take one step of Algorithm 1 with f the cross-entropy."""
         (batch,) = batches
-        learner, loss = alternating.step(
-            task,
-            self.quantization,
-            work,
-            batch.inputs,
-            lambda logits: cross_entropy(logits, batch.labels),
-            clock,
-        )
-        return learner, {"loss": loss}
+        loss = partial(cross_entropy, labels=batch.labels)
+        learner, value = alternating.step(Problem(task, self.quantization, batch.inputs, loss, clock), work)
+        return learner, {"loss": value}
 
     def finish(self, task: Task, work: Learner, batch: Batch, clock: Clock) -> tuple[Learner, Empty]:
         """Keep everything, send nothing."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quped.algorithms import alternating
-from quped.algorithms.alternating import Learner, Quantization
+from quped.algorithms.alternating import Learner, Problem, Quantization
 from quped.algorithms.base import Global, Meeting, Task, gradient, pullback, receive, send
 from quped.errors import check, check_number
 from quped.losses import cross_entropy, distillation
@@ -75,8 +75,9 @@ class QuPeD:
             kd = distillation(w_logits, logits, trains="student", temperature=self.temperature)
             return (1 - self.lambda_p) * cross_entropy(logits, batch.labels) + self.lambda_p * kd
 
-        learner, value = alternating.step(task, self.quantization, work.learner, batch.inputs, loss, clock)
-        students = alternating.student_logits(task, self.quantization, learner, batch.inputs, clock)
+        problem = Problem(task, self.quantization, batch.inputs, loss, clock)
+        learner, value = alternating.step(problem, work.learner)
+        students = alternating.student_logits(problem, learner)
 
         def teaching(teacher: Tensor) -> tuple[Tensor, Params]:
             kds = [distillation(teacher, s, trains="teacher", temperature=self.temperature) for s in students]

@@ -2,11 +2,12 @@
 2021. Clients meet in a global model through an l2 penalty, so all have the same network."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from quped import tree
 from quped.algorithms import alternating
-from quped.algorithms.alternating import Learner, Quantization
+from quped.algorithms.alternating import Learner, Problem, Quantization
 from quped.algorithms.base import Meeting, Task
 from quped.errors import check_number
 from quped.losses import cross_entropy
@@ -66,17 +67,12 @@ class QuPeL:
         """Take one step of Algorithm 1 with the penalty, then one of w_i."""
         (batch,) = batches
         gap = tree.difference(work.learner.x.params, work.w)
-        learner, loss = alternating.step(
-            task,
-            self.quantization,
-            work.learner,
-            batch.inputs,
-            lambda logits: cross_entropy(logits, batch.labels),
-            clock,
-            penalty={k: self.lambda_p * v for k, v in gap.items()},
-        )
+        penalty = {k: self.lambda_p * v for k, v in gap.items()}
+        loss = partial(cross_entropy, labels=batch.labels)
+        problem = Problem(task, self.quantization, batch.inputs, loss, clock)
+        learner, value = alternating.step(problem, work.learner, penalty)
         gap = tree.difference(work.w, learner.x.params)
-        return Work(learner, tree.add_scaled(work.w, gap, -self.eta3 * self.lambda_p)), {"loss": loss}
+        return Work(learner, tree.add_scaled(work.w, gap, -self.eta3 * self.lambda_p)), {"loss": value}
 
     def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Shared]:
         """Keep x_i and c_i, send w_i."""
