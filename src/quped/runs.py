@@ -114,19 +114,23 @@ class Checkpoints:
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the newest state that can be read, and what was said of it."""
-        for file in self._files():
-            try:
-                with safe_open(file, "pt") as handle:
-                    info = handle.metadata()["info"]
-                return safetensors.torch.load_file(file), json.loads(info)
-            except (OSError, SafetensorError):
-                continue  # damaged after it was written: the one before it will do
-        return None
+        found = self._newest()
+        return None if found is None else (safetensors.torch.load_file(found[0]), found[1])
 
     def rounds(self) -> int:
         """Return the number of rounds done before the newest checkpoint."""
-        found = self.latest()
+        found = self._newest()
         return 0 if found is None else int(found[1]["round"]) + 1
+
+    def _newest(self) -> tuple[Path, dict[str, Any]] | None:
+        """Return the newest file that is whole, and what it says of itself: its header is read, not its tensors."""
+        for file in self._files():
+            try:
+                with safe_open(file, "pt") as handle:
+                    return file, json.loads(handle.metadata()["info"])
+            except (OSError, SafetensorError):
+                continue  # damaged after it was written: the one before it will do
+        return None
 
     def clear(self) -> None:
         """Remove all checkpoints."""

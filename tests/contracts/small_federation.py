@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from quped import Client, Federation, Fit
+from quped import Client, Federation, Fit, tree
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.fit import Progress
 
@@ -62,6 +62,15 @@ def clients(algorithm: AnyAlgorithm, count: int = 3) -> list[Client]:
 def values(tensor: torch.Tensor) -> set[float]:
     """Return the distinct values of a tensor."""
     return set(tensor.flatten().tolist())
+
+
+def assert_same(a: Fit, b: Fit) -> None:
+    """Assert that two runs agree bit for bit, in models and in every evaluation."""
+    left, right = dict(tree.items(dict(a.models))), dict(tree.items(dict(b.models)))
+    assert left.keys() == right.keys()
+    for path, leaf in left.items():
+        assert torch.equal(leaf, right[path]), path
+    assert [(e.round, e.loss, e.accuracy) for e in a.curve] == [(e.round, e.loss, e.accuracy) for e in b.curve]
 
 
 def algorithms() -> dict[str, Callable[[], AnyAlgorithm]]:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from small_federation import Net, algorithms, clients, samples
+from small_federation import Net, algorithms, assert_same, clients, samples
 from torch import Tensor
 
-from quped import Client, Federation, Fit, QuPeD, QupedError, tree
+from quped import Client, Federation, Fit, QuPeD, QupedError
 from quped.algorithms import AnyAlgorithm
 from quped.data import TensorSamples
 from quped.engines import usable_cores
@@ -30,15 +29,6 @@ def fit(algorithm: AnyAlgorithm, members: list[Client], workers: int | None) -> 
         clients_per_round=min(4, len(members)),
         workers=workers,
     )
-
-
-def assert_same(a: Fit, b: Fit) -> None:
-    """Assert that two runs agree bit for bit, in models and in every evaluation."""
-    left, right = dict(tree.items(dict(a.models))), dict(tree.items(dict(b.models)))
-    assert left.keys() == right.keys()
-    for path, leaf in left.items():
-        assert torch.equal(leaf, right[path]), path
-    assert [(e.loss, e.accuracy) for e in a.curve] == [(e.loss, e.accuracy) for e in b.curve]
 
 
 @pytest.mark.parametrize("name", sorted(algorithms()))

@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from small_federation import Net, algorithms, clients
+from small_federation import Net, algorithms, assert_same, clients
 
-from quped import Federation, Fit, QuPeD, QupedError, tree
+from quped import Federation, Fit, QuPeD, QupedError
 from quped.algorithms import AnyAlgorithm
 from quped.errors import InterruptedRunError
 from quped.fit import Progress
@@ -48,14 +47,6 @@ def fit(
         checkpoint_every=2,
         progress=progress,
     )
-
-
-def assert_same(a: Fit, b: Fit) -> None:
-    """Assert that two runs agree bit for bit, in models and in every evaluation."""
-    left, right = dict(tree.items(dict(a.models))), dict(tree.items(dict(b.models)))
-    for path, leaf in left.items():
-        assert torch.equal(leaf, right[path]), path
-    assert [(e.round, e.loss, e.accuracy) for e in a.curve] == [(e.round, e.loss, e.accuracy) for e in b.curve]
 
 
 @pytest.mark.parametrize("name", sorted(algorithms()))
