@@ -212,8 +212,7 @@ def descend(given: Setting, count: int, center_prox: CenterProx, c: Array | None
     initial = Model({"w": torch.from_numpy(given.w)}, {})
     task = Task(network, initial, network, initial, bits=given.bits, quantized=("w",), sgd=SGD(weight_decay=0.0))
     # lambda(t) = rate * t, so that at t = 1 it is the rate.
-    t, lr = torch.tensor([1.0, given.sizes.eta1], dtype=torch.float64)
-    clock = Clock(0, 0, Phase.TRAIN, t, lr)
+    clock = Clock(0, 0, Phase.TRAIN, t=1.0, lr=given.sizes.eta1)
     batch = Batch((torch.from_numpy(given.problem.inputs),), torch.from_numpy(given.problem.labels))
     shared = algorithm.init_shared(task)
     learner: Learner = algorithm.start(task, shared, algorithm.init_personal(task, shared), clock)

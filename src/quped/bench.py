@@ -121,12 +121,20 @@ def play(engine: Engine, algorithm: AnyAlgorithm, load: Load) -> None:
     engine.play(shared, load.plan().clock(0), list(range(load.clients)))
 
 
+def plain_cnn1() -> nn.Sequential:
+    """Return CNN1 from PyTorch's own layers, as one writes it down."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
 def plain_round(load: Load, data: list[TensorSamples], threads: int) -> None:
     """Run FedAvg as one writes it down: a module, an optimizer, a loop over clients, a mean of weights."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        module = cnn1((3, 32, 32), 10)
+        module = plain_cnn1()
         start = copy.deepcopy(module.state_dict())
         total = {key: torch.zeros_like(value) for key, value in start.items()}
         for i, samples in enumerate(data):
@@ -151,8 +159,8 @@ def batches(load: Load, samples: TensorSamples, client: int) -> Iterator[tuple[t
 
 
 def step_flops(load: Load) -> int:
-    """Count the floating-point operations of a FedAvg step: forward and backward of CNN1 on a batch."""
-    module = cnn1((3, 32, 32), 10)
+    """Count the floating-point operations of a FedAvg step as written down: CNN1 on a batch, forward and backward."""
+    module = plain_cnn1()
     with FlopCounterMode(display=False) as counter:
         torch.autograd.backward(module(torch.zeros(load.batch_size, 3, 32, 32)).sum())
     return int(counter.get_total_flops())

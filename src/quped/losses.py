@@ -28,6 +28,8 @@ def distillation(
         teacher = teacher.detach()
     elif trains == "teacher":
         student = student.detach()
-    log_p = functional.log_softmax(teacher / temperature, dim=-1)
-    log_q = functional.log_softmax(student / temperature, dim=-1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1).mean() * temperature**2
+    if temperature != 1:
+        teacher, student = teacher / temperature, student / temperature
+    log_p, log_q = functional.log_softmax(teacher, dim=-1), functional.log_softmax(student, dim=-1)
+    divergence = functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+    return divergence if temperature == 1 else divergence * temperature**2

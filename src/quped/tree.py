@@ -47,9 +47,9 @@ def unflatten(template: T, leaves: Mapping[str, Tensor], prefix: str) -> T:
     return map_leaves(lambda _: leaves[next(paths)], template)
 
 
-def add_scaled(a: Params, b: Params, scale: Tensor | float) -> Params:
+def add_scaled(a: Params, b: Params, scale: float) -> Params:
     """Return a + scale * b."""
-    return {k: v + scale * b[k] for k, v in a.items()}
+    return {k: torch.add(v, b[k], alpha=scale) for k, v in a.items()}
 
 
 def difference(a: Params, b: Params) -> Params:

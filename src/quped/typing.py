@@ -47,18 +47,14 @@ class Phase(StrEnum):
 
 
 class Clock(NamedTuple):
-    """Where in the run a round is. Constant within a round.
-
-    `round`, `epoch` and `phase` are Python values to branch on; `t` and `lr` change every epoch and are 0-dim
-    tensors, so that a compiled step is compiled once.
-    """
+    """Where in the run a round is. Constant within a round."""
 
     round: int
     epoch: int
     phase: Phase
-    t: Tensor
+    t: float
     """The paper's t of lambda(t): epochs completed so far (0 in the first)."""
-    lr: Tensor
+    lr: float
     """eta_1 at this epoch."""
 
 

@@ -42,7 +42,7 @@ def batch(inputs: Array = INPUTS, labels: NDArray[np.int64] = LABELS) -> Batch:
 
 def clock(t: float = 3.0, phase: Phase = Phase.TRAIN) -> Clock:
     """Return a clock at epoch t with learning rate `LR`."""
-    return Clock(0, int(t), phase, torch.tensor(t, dtype=torch.float64), torch.tensor(LR, dtype=torch.float64))
+    return Clock(0, int(t), phase, t, LR)
 
 
 def probabilities(v: Array, inputs: Array = INPUTS) -> Array:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quped.cache import cache_folder
 from quped.data import store
 from quped.errors import DataError
 
@@ -98,4 +99,4 @@ def test_failed_write_leaves_the_old_file(file: Path, cache: Path) -> None:
 def test_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without QUPED_CACHE."""
     monkeypatch.delenv("QUPED_CACHE")
-    assert store.cache_folder().name == "quped"
+    assert cache_folder().name == "quped"

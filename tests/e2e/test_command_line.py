@@ -116,7 +116,7 @@ def test_a_run_from_start_to_finish(experiment: Path, tmp_path: Path) -> None:
     assert [c["algorithm"] for c in result["comparison"]] == ["quped", "local", "fedavg"]
 
     weights = load_file(tmp_path / "out" / "models" / "client-0.safetensors")
-    assert len(set(weights["features.3.weight"].flatten().tolist())) <= 4
+    assert len(set(weights["features.1.weight"].flatten().tolist())) <= 4
     assert len(list((tmp_path / "out" / "fedavg" / "models").iterdir())) == 4
 
     points = [json.loads(line) for line in (tmp_path / "out" / "curves.jsonl").read_text().splitlines()]

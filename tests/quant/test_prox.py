@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 
-from quped.quant import prox_centers, prox_centers_exact, prox_weights, settle
+from quped.quant import nearest, place, prox_centers, prox_centers_exact, prox_weights
 
 strengths = st.integers(0, 64).map(lambda n: n / 16)
 
@@ -56,7 +56,7 @@ def test_prox_of_the_weights_is_the_papers_formula(m: int, layout: int, strength
 def test_prox_of_the_weights_is_exact_on_a_grid(problem: tuple[Array, Array], strength: float) -> None:
     """Where all arithmetic is exact, ties and weights at the threshold included, it equals the paper's formula."""
     y, centers = problem
-    found = array(prox_weights(tensor(y), tensor(centers), torch.tensor(strength, dtype=torch.float64)))
+    found = array(prox_weights(tensor(y), tensor(centers), strength))
     np.testing.assert_array_equal(found, threshold(y, centers, strength))
 
 
@@ -219,7 +219,7 @@ def test_exact_prox_of_the_centers_by_hand() -> None:
     x = torch.tensor([1.0, 4.0, 10.0, 10.0, 10.0, 20.0], dtype=torch.float64)
     centers = torch.tensor([[0.0, 10.0, 20.0, 30.0]], dtype=torch.float64)
     mu = torch.tensor([[0.0, 9.0, 23.0, 31.0]], dtype=torch.float64)
-    found = prox_centers_exact(mu, x, centers, torch.tensor(1.0, dtype=torch.float64))
+    found = prox_centers_exact(mu, x, centers, 1.0)
     assert found.tolist() == [[1.0, 10.0, 22.5, 31.0]]
 
 
@@ -233,12 +233,12 @@ def test_the_linear_prox_does_not_see_weights_on_their_center() -> None:
 
 @repeatable
 @given(exact_problems(), st.permutations(range(6)))
-def test_settle_carries_weights_along_with_their_centers(problem: tuple[Array, Array], order: list[int]) -> None:
+def test_placing_carries_weights_along_with_their_centers(problem: tuple[Array, Array], order: list[int]) -> None:
     """Weights on centers move with these, even where the centers swap places."""
     x, centers = problem
     on = reference.hard(x, centers)
     moved = centers[:, [k for k in order if k < centers.shape[1]]] + 0.25
-    found = array(settle(tensor(on), tensor(centers), tensor(moved)))
+    found = array(place(tensor(moved), nearest(tensor(on), tensor(centers)), torch.Size(x.shape)))
     rows = reference.grouped(on, centers)
     expected = [[moved[g, list(centers[g]).index(weight)] for weight in row] for g, row in enumerate(rows)]
     np.testing.assert_array_equal(found, np.array(expected).reshape(x.shape))

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from quped.errors import InvalidValueError
 from quped.quant import PAPER, Linear, schedule_for
@@ -11,7 +10,7 @@ from quped.quant import PAPER, Linear, schedule_for
 
 def at(schedule: Linear, t: float) -> float:
     """Return lambda(t)."""
-    return float(schedule(torch.tensor(t, dtype=torch.float64)))
+    return schedule(t)
 
 
 def test_linear_without_decay() -> None:
@@ -37,14 +36,6 @@ def test_the_papers_schedules() -> None:
     """1 bit: 1e-6 t / 0.99^t; 2 bits: 5e-6 t."""
     assert at(PAPER[1], 100.0) == pytest.approx(1e-4 / 0.99**100, rel=1e-12)
     assert at(PAPER[2], 100.0) == pytest.approx(5e-4, rel=1e-12)
-
-
-def test_lambda_is_a_tensor_of_the_type_of_t() -> None:
-    """What goes in as a 0-dim tensor comes out as one, so that a compiled step does not change with t."""
-    for dtype in (torch.float32, torch.float64):
-        value = Linear(1e-6, 0.99)(torch.tensor(3.0, dtype=dtype))
-        assert value.shape == ()
-        assert value.dtype == dtype
 
 
 @pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf])

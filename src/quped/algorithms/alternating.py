@@ -18,12 +18,13 @@ from quped.quant import (
     PAPER,
     Linear,
     initial_centers,
+    nearest,
+    place,
     prox_centers,
     prox_centers_exact,
     prox_weights,
     quantize,
     schedule_for,
-    settle,
 )
 from quped.typing import Clock, LossFn, Model, Params, Phase
 
@@ -102,6 +103,16 @@ def quantized(params: Params, c: Params, sharpness: float = math.inf) -> Params:
     return params | {k: quantize(params[k], centers, sharpness) for k, centers in c.items()}
 
 
+def assignment(params: Params, c: Params) -> Params:
+    """Return which center each quantized weight belongs to."""
+    return {k: nearest(params[k], centers) for k, centers in c.items()}
+
+
+def placed(params: Params, c: Params, assigned: Params) -> Params:
+    """Return the parameters with each quantized weight at the center that it is assigned to."""
+    return params | {k: place(c[k], a, params[k].shape) for k, a in assigned.items()}
+
+
 def deployed(learner: Learner) -> Model:
     """Q_c(x) with its own buffers; x itself at 32 bits."""
     if not learner.c:
@@ -115,22 +126,25 @@ def step(problem: Problem, learner: Learner, penalty: Params | None = None) -> t
     `penalty` is the gradient of a further term in x alone.
     """
     if not learner.c:
-        return step_weights(problem, learner, None, penalty)
+        return step_weights(problem, learner, penalty)
     if problem.clock.phase is Phase.FINETUNE:
         return finetune(problem, learner, penalty)
     lam = schedule_for(problem.task.bits, problem.hyper.lam)(problem.clock.t)
-    learner, value = step_weights(problem, learner, lam, penalty)
-    return step_centers(problem, learner, lam), value
+    learner, value = step_weights(problem, learner, penalty)
+    # A proximal step leaves every weight with its center: the assignment serves for both.
+    x, c, strength = learner.x, learner.c, lam * problem.clock.lr
+    assigned = assignment(x.params, c)
+    moved = {k: prox_weights(x.params[k], c[k], strength, assigned[k]) for k in c}
+    learner = learner._replace(x=x._replace(params=x.params | moved))
+    return step_centers(problem, learner, lam, assigned), value
 
 
-def step_weights(
-    problem: Problem, learner: Learner, lam: Tensor | None, penalty: Params | None
-) -> tuple[Learner, Tensor]:
-    """x^{t+1} = prox_{eta_1 lambda R(., c)}(x - eta_1 g), g = grad_x [f(x) + f(Q~_c(x))]; lines 2 and 3.
+def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:
+    """y = x - eta_1 g, g = grad_x [f(x) + f(Q~_c(x))]; line 2. Return it and the loss at x.
 
     With P = infinity the second term's gradient is taken as 0, for all of x, as in the paper's appendix.
     """
-    x, c, lr = learner.x, learner.c, problem.clock.lr
+    x, c = learner.x, learner.c
 
     def f(params: Params) -> tuple[Tensor, Params]:
         value, buffers = problem.run(params, x.buffers)
@@ -141,25 +155,24 @@ def step_weights(
     grads, value, buffers = gradient(f, x.params)
     if penalty is not None:
         grads = tree.add_scaled(grads, penalty, 1.0)
-    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, lr)
-    if lam is not None:
-        params |= {k: prox_weights(params[k], centers, lam * lr) for k, centers in c.items()}
+    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, problem.clock.lr)
     return learner._replace(x=Model(params, buffers), velocity=velocity), value
 
 
-def step_centers(problem: Problem, learner: Learner, lam: Tensor) -> Learner:
+def step_centers(problem: Problem, learner: Learner, lam: float, assigned: Params) -> Learner:
     """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h), h = grad_c f(Q~_c(x)) at x = x^{t+1}; lines 4 and 5."""
     x, c, hyper = learner.x.params, learner.c, problem.hyper
 
     def f(centers: Params) -> tuple[Tensor, Params]:
-        return problem.run(quantized(x, centers, hyper.sharpness), learner.q_buffers)
+        values = placed(x, centers, assigned) if hyper.sharpness == math.inf else quantized(x, centers, hyper.sharpness)
+        return problem.run(values, learner.q_buffers)
 
     if not hyper.update_centers:
         return learner._replace(q_buffers=f(c)[1]) if learner.q_buffers else learner
     prox = prox_centers if hyper.center_prox == "linear" else prox_centers_exact
     h, _, buffers = gradient(f, c)
     mu = tree.add_scaled(c, h, -hyper.eta2)
-    moved = {k: prox(mu[k], x[k], c[k], lam * hyper.eta2).sort(1).values for k in c}
+    moved = {k: prox(mu[k], x[k], c[k], lam * hyper.eta2, assigned[k]).sort(1).values for k in c}
     return learner._replace(c=moved, q_buffers=buffers)
 
 
@@ -169,10 +182,11 @@ def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tupl
     R is 0 here and its prox the identity.
     """
     x, c = learner.x.params, learner.c
+    assigned = assignment(x, c)
     free = {k: v for k, v in x.items() if k not in c}
 
     def f(variables: Params) -> tuple[Tensor, Params]:
-        return problem.run(variables | {k: settle(x[k], c[k], variables[k]) for k in c}, learner.q_buffers)
+        return problem.run(placed(x | {k: variables[k] for k in free}, variables, assigned), learner.q_buffers)
 
     grads, value, buffers = gradient(f, free | c)
     if penalty is not None:
@@ -180,9 +194,8 @@ def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tupl
     velocity = {k: v for k, v in learner.velocity.items() if k in free}
     free, velocity = problem.task.sgd.step(free, {k: grads[k] for k in free}, velocity, problem.clock.lr)
     moved = tree.add_scaled(c, grads, -problem.hyper.eta2) if problem.hyper.update_centers else c
-    params = {k: free[k] if k in free else settle(v, c[k], moved[k]) for k, v in x.items()}
     return learner._replace(
-        x=Model(params, learner.x.buffers),
+        x=Model(placed(x | free, moved, assigned), learner.x.buffers),
         c={k: v.sort(1).values for k, v in moved.items()},
         q_buffers=buffers,
         velocity=learner.velocity | velocity,

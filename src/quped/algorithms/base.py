@@ -55,12 +55,12 @@ class SGD:
         """Return the velocity to start with; nothing without momentum."""
         return tree.zeros_like(params) if self.momentum else {}
 
-    def step(self, params: Params, grads: Params, velocity: Params, lr: Tensor | float) -> tuple[Params, Params]:
+    def step(self, params: Params, grads: Params, velocity: Params, lr: float) -> tuple[Params, Params]:
         """Return the parameters and the velocity after one step."""
         direction = tree.add_scaled(grads, params, self.weight_decay) if self.weight_decay else grads
         if self.momentum:
             velocity = direction = tree.add_scaled(direction, velocity, self.momentum)
-        return {k: v - lr * direction[k] for k, v in params.items()}, velocity
+        return tree.add_scaled(params, direction, -lr), velocity
 
 
 @dataclass(frozen=True)

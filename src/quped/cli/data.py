@@ -8,13 +8,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from quped.cache import cache_folder
 from quped.data.catalog import DATASETS, RECIPES
 from quped.data.digits import ABOUT as DIGITS
 from quped.data.fetch import fetch as fetch_data
 from quped.data.picture import draw_partition
 from quped.data.recipe import About, Recipe
 from quped.data.scheme import split
-from quped.data.store import cache_folder, read
+from quped.data.store import read
 from quped.errors import DataError, InvalidValueError, nearest
 
 app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)

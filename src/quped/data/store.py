@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import pooch
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from quped.cache import cache_folder
 from quped.errors import DataError
 
 FORMAT = "1"
@@ -27,12 +27,6 @@ class Stored(NamedTuple):
     """The `checksum` of the tensors when they were written."""
     source: str
     """Where the data came from."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of stored data sets: `QUPED_CACHE`, or else the user's cache folder of this platform."""
-    named = os.environ.get("QUPED_CACHE")
-    return Path(named) if named else pooch.os_cache("quped")
 
 
 def stored_file(name: str) -> Path:

@@ -80,8 +80,7 @@ class Plan:
         """Return the clock of a round."""
         epoch = self.epoch(round_)
         phase = Phase.TRAIN if epoch < self.epochs - self.finetune_epochs else Phase.FINETUNE
-        t = torch.tensor(float(epoch))
-        return Clock(round_, epoch, phase, t, self.lr * self.lr_decay**t)
+        return Clock(round_, epoch, phase, float(epoch), self.lr * self.lr_decay**epoch)
 
     def evaluates(self, round_: int) -> bool:
         """Say whether a round ends with an evaluation: the last one does, and the last of every n-th epoch."""

@@ -2,10 +2,10 @@
 
 import copy
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from quped.errors import NetworkError, nearest
@@ -23,6 +23,26 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
     if declared is not None:
         return tuple(declared)
     return tuple(k for k, p in module.named_parameters() if p.requires_grad and p.dim() >= 2)[1:-1]
+
+
+Slot = tuple[dict[str, Tensor], str, Tensor]
+"""A dictionary of a module, the key in it, and the tensor that is there between two calls."""
+
+
+def slots(module: nn.Module) -> dict[str, list[Slot]]:
+    """Return, for each tensor of a module, where its submodules hold it: tied weights are held in several places.
+
+    Putting tensors there by hand takes a tenth of the time of `torch.func.functional_call`, which is a fifth of that of
+    a small network's forward pass.
+    """
+    named = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    found: dict[str, list[Slot]] = {}
+    for part in module.modules():
+        for place in (part._parameters, part._buffers):
+            for key, tensor in place.items():
+                if tensor is not None:
+                    found.setdefault(named[id(tensor)], []).append((cast(dict[str, Tensor], place), key, tensor))
+    return found
 
 
 class FunctionalNetwork:
@@ -51,22 +71,30 @@ class FunctionalNetwork:
         if unknown := [name for name in self.quantized if name not in trainable]:
             hint = nearest(unknown[0], trainable)
             raise NetworkError(f"{self.name} has no trainable parameter '{unknown[0]}' to quantize. {hint}")
-        # Looking for tied weights in every call is slow; most networks have none.
-        self._tied = len(params) < len(list(module.named_parameters(remove_duplicate=False)))
         self._training = copy.deepcopy(module).train()
         self._evaluation = copy.deepcopy(self._training).eval()
+        self._slots = {train: slots(self._training if train else self._evaluation) for train in (True, False)}
 
     def __call__(
         self, params: Params, buffers: Params, inputs: tuple[Tensor, ...], *, train: bool
     ) -> tuple[Tensor, Params]:
         """Return the logits and the buffers after the pass."""
-        if not train:
-            logits: Tensor = functional_call(self._evaluation, {**params, **buffers}, inputs, tie_weights=self._tied)
-            return logits, buffers
-        # BatchNorm updates its statistics in place: give it copies, so that the caller's stay as they are.
-        updated = {k: v.clone() for k, v in buffers.items()}
-        logits = functional_call(self._training, {**params, **updated}, inputs, tie_weights=self._tied)
-        return logits, updated
+        module = self._training if train else self._evaluation
+        if train and buffers:
+            # BatchNorm updates its statistics in place: give it copies, so that the caller's stay as they are.
+            buffers = {k: v.clone() for k, v in buffers.items()}
+        held = self._slots[train]
+        try:
+            for tensors in (params, buffers):
+                for name, tensor in tensors.items():
+                    for place, key, _ in held[name]:
+                        place[key] = tensor
+            logits: Tensor = module(*inputs)
+        finally:
+            for places in held.values():
+                for place, key, own in places:
+                    place[key] = own
+        return logits, buffers
 
     def module(self, model: Model) -> nn.Module:
         """Return an ordinary module with these tensors, in evaluation mode."""

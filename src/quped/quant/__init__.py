@@ -1,8 +1,8 @@
 """The mathematics of quantization: centers, quantizers, proximal maps, lambda schedules."""
 
 from quped.quant.centers import Start, initial_centers
-from quped.quant.prox import prox_centers, prox_centers_exact, prox_weights, settle
-from quped.quant.quantizer import distance, hard, nearest, objective, quantize, soft
+from quped.quant.prox import prox_centers, prox_centers_exact, prox_weights
+from quped.quant.quantizer import distance, hard, nearest, objective, place, quantize, soft
 from quped.quant.schedules import PAPER, Linear, schedule_for
 
 __all__ = [
@@ -14,11 +14,11 @@ __all__ = [
     "initial_centers",
     "nearest",
     "objective",
+    "place",
     "prox_centers",
     "prox_centers_exact",
     "prox_weights",
     "quantize",
     "schedule_for",
-    "settle",
     "soft",
 ]

@@ -2,34 +2,37 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from quped.quant.quantizer import grouped, hard, nearest, place
+from quped.native import codebook
+from quped.quant.quantizer import grouped, nearest, place
 
 
-def prox_weights(y: Tensor, centers: Tensor, strength: Tensor | float) -> Tensor:
+def prox_weights(y: Tensor, centers: Tensor, strength: float, assignment: Tensor | None = None) -> Tensor:
     """prox_{eta_1 lambda R(., c)}(y): move y toward its nearest center by strength / 2, and stop there.
 
-    `strength` is lambda * eta_1. The factor 1/2 comes from R.
+    `strength` is lambda * eta_1. The factor 1/2 comes from R. The `assignment` of y to the centers may be given if it
+    is known; it is that of the result, too.
     """
-    target = hard(y, centers)
-    gap = y - target
-    return target + gap.sign() * (gap.abs() - strength / 2).clamp_min(0)
+    target = place(centers, nearest(y, centers) if assignment is None else assignment, y.shape)
+    return target + functional.softshrink(y - target, strength / 2)
 
 
-def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, strength: Tensor | float) -> Tensor:
+def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, strength: float, assignment: Tensor | None = None) -> Tensor:
     """prox_{eta_2 lambda R(x, .)}(mu), with R linearised at the centers c^t that mu = c^t - eta_2 h started from.
 
     c_j = mu_j + strength / 2 * (#{x assigned to j, x > c_j} - #{x assigned to j, x < c_j}), with `strength`
     lambda * eta_2: each center is pulled toward the median of its weights. The paper prints the opposite sign; its
-    own derivation gives this one.
+    own derivation gives this one. The `assignment` of x to the centers may be given if it is known.
     """
-    assignment = nearest(x, centers)
-    above = (grouped(x, centers) - centers.gather(1, assignment)).sign()
-    pull = torch.zeros_like(mu).scatter_add(1, assignment, above)
-    return mu + strength / 2 * pull
+    assignment = nearest(x, centers) if assignment is None else assignment
+    above = (grouped(x, centers) - codebook.place(centers, assignment)).sign()
+    return torch.add(mu, codebook.collect(above, assignment, mu.shape[1]), alpha=strength / 2)
 
 
-def prox_centers_exact(mu: Tensor, x: Tensor, centers: Tensor, strength: Tensor | float) -> Tensor:
+def prox_centers_exact(
+    mu: Tensor, x: Tensor, centers: Tensor, strength: float, assignment: Tensor | None = None
+) -> Tensor:
     """prox_{eta_2 lambda R(x, .)}(mu) without linearising: only the assignment is held at the centers c^t.
 
     For each center, argmin_c (c - mu_j)^2 / 2 + kappa * sum_i |c - x_i| over its n weights, kappa = strength / 2, is
@@ -37,7 +40,7 @@ def prox_centers_exact(mu: Tensor, x: Tensor, centers: Tensor, strength: Tensor 
     bounds R from above and touches it at c^t, this step never increases F_lambda; the linearised step, which does not
     see a weight that sits exactly on its center, can.
     """
-    assignment = nearest(x, centers)
+    assignment = nearest(x, centers) if assignment is None else assignment
     weights = grouped(x, centers)
     result = mu.clone()
     for g in range(centers.shape[0]):
@@ -46,8 +49,3 @@ def prox_centers_exact(mu: Tensor, x: Tensor, centers: Tensor, strength: Tensor 
             count = torch.arange(mine.numel(), -mine.numel() - 1, -2, dtype=mu.dtype)
             result[g, j] = torch.cat([mine, mu[g, j] + strength / 2 * count]).median()
     return result
-
-
-def settle(x: Tensor, centers: Tensor, moved: Tensor) -> Tensor:
-    """Return weights that sit on `centers`, carried along to where these have `moved`; the assignment is kept."""
-    return place(moved, nearest(x, centers), x.shape)

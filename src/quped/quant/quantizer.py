@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-FEW_BORDERS = 15
+from quped.native import codebook
 
 
 def grouped(x: Tensor, centers: Tensor) -> Tensor:
@@ -28,14 +28,7 @@ def nearest(x: Tensor, centers: Tensor) -> Tensor:
 
     Quantizers, proximal maps and export all ask here which center a weight belongs to.
     """
-    weights, borders = grouped(x, centers).detach(), midpoints(centers).detach()
-    if borders.shape[1] > FEW_BORDERS:
-        return torch.searchsorted(borders.contiguous(), weights.contiguous())
-    # Counting the borders below a weight is several times faster than a search while they are few.
-    below = torch.zeros_like(weights, dtype=torch.uint8)
-    for border in borders.unsqueeze(2).unbind(1):
-        below += weights > border
-    return below.long()
+    return codebook.nearest(grouped(x, centers).detach(), centers.detach())
 
 
 def place(centers: Tensor, assignment: Tensor, shape: torch.Size) -> Tensor:
@@ -44,7 +37,7 @@ def place(centers: Tensor, assignment: Tensor, shape: torch.Size) -> Tensor:
     Its gradient by a center is the sum of the gradients of the weights assigned to it: the limit P -> infinity of
     the paper's appendix.
     """
-    return centers.gather(1, assignment).reshape(shape)
+    return codebook.place(centers, assignment).reshape(shape)
 
 
 def hard(x: Tensor, centers: Tensor) -> Tensor:

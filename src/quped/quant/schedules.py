@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from quped.errors import check
 
 
@@ -28,9 +26,9 @@ class Linear:
         check(0 <= self.rate < math.inf, "rate of lambda(t)", "at least 0 and finite", self.rate)
         check(0 < self.decay <= 1, "decay of lambda(t)", "above 0 and at most 1", self.decay)
 
-    def __call__(self, t: Tensor) -> Tensor:
-        """Return lambda(t) for a 0-dim tensor t."""
-        return self.rate * t / self.decay**t
+    def __call__(self, t: float) -> float:
+        """Return lambda(t)."""
+        return self.rate * t / math.pow(self.decay, t)
 
 
 PAPER: Mapping[int, Linear] = {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}

@@ -1,0 +1,85 @@
+"""From a C++ file of this folder to a loaded library, compiled once for this machine and kept in the cache."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from quped.cache import cache_folder
+
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared")
+SWITCH = "QUPED_NATIVE"
+"""The environment variable that turns compiled kernels off when it is 0."""
+
+T = TypeVar("T")
+Pairs = tuple[tuple[str, T], ...]
+
+log = logging.getLogger("quped")
+
+
+@cache
+def library(name: str, constants: Pairs[int], signatures: Pairs[str]) -> ctypes.CDLL | None:
+    """Return the library compiled from `<name>.cpp` with these constants; None, said in the log, where that fails.
+
+    A function's signature has one letter for each argument: n for a number, p for an address.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return None
+    compiler = find_compiler()
+    if compiler is None:
+        return None
+    source = Path(__file__).with_name(f"{name}.cpp")
+    command = [compiler, *FLAGS, *(f"-D{key}={value}" for key, value in constants)]
+    about = (source.read_text(), *command, processor())
+    key = hashlib.sha256("\0".join(about).encode()).hexdigest()[:16]
+    file = cache_folder() / "native" / f"{name}-{key}.so"
+    try:
+        if not file.exists():
+            compile_file(command, source, file)
+        found = ctypes.CDLL(str(file))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
+        log.warning("Compiling %s failed, PyTorch's own, slower kernels are used instead: %s", source.name, detail)
+        return None
+    for function, signature in signatures:
+        symbol = getattr(found, function)
+        symbol.argtypes = [ctypes.c_int64 if letter == "n" else ctypes.c_void_p for letter in signature]
+        symbol.restype = None
+    return found
+
+
+@cache
+def find_compiler() -> str | None:
+    """Return the C++ compiler of this machine: `CXX`, or one with a usual name."""
+    found = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None)
+    if found is None:
+        log.warning(
+            "There is no C++ compiler: PyTorch's own, slower kernels are used. Install g++ or clang++, or set CXX."
+        )
+    return found
+
+
+@cache
+def processor() -> str:
+    """Return what tells this kind of processor from others: a library is of no use on another one."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return platform.machine() + platform.processor()
+
+
+def compile_file(command: list[str], source: Path, file: Path) -> None:
+    """Compile; `file` appears in one step, so that processes which compile the same do each other no harm."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+        made = Path(scratch) / file.name
+        subprocess.run([*command, str(source), "-o", str(made)], check=True, capture_output=True, text=True)
+        made.replace(file)

@@ -1,0 +1,89 @@
+"""Weights `[groups, n]` and the centers `[groups, m]`, sorted, that they belong to."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from quped.native.build import library
+
+FEW = 16
+"""Centers, up to which comparing with each is faster than a search."""
+
+BYTE = 256
+
+SIGNATURES = (("nearest", "nnppp"), ("place", "nnppp"), ("collect", "nnppp"))
+
+
+def nearest(weights: Tensor, centers: Tensor) -> Tensor:
+    """Return how many of the borders between its group's centers lie below each weight; as bytes if these suffice."""
+    kernels = compiled(weights, centers.shape[1])
+    if kernels is not None:
+        weights, centers = weights.contiguous(), centers.contiguous()
+        found = torch.empty(weights.shape, dtype=torch.uint8)
+        kernels.nearest(*weights.shape, weights.data_ptr(), centers.data_ptr(), found.data_ptr())
+        return found
+    borders = (centers[:, 1:] + centers[:, :-1]) / 2
+    if centers.shape[1] > FEW:
+        found = torch.searchsorted(borders.contiguous(), weights.contiguous())
+        return found.byte() if centers.shape[1] <= BYTE else found
+    found = torch.zeros_like(weights, dtype=torch.uint8)
+    for border in borders.unsqueeze(2).unbind(1):
+        found += weights > border
+    return found
+
+
+def place(centers: Tensor, assignment: Tensor) -> Tensor:
+    """Return, for each weight, the center that it is assigned to."""
+    kernels = compiled(centers, centers.shape[1])
+    if kernels is None:
+        return centers.gather(1, assignment.long())
+    if centers.requires_grad:
+        return differentiable(centers, assignment)
+    centers, assignment = centers.contiguous(), assignment.contiguous()
+    placed = centers.new_empty(assignment.shape)
+    kernels.place(*assignment.shape, centers.data_ptr(), assignment.data_ptr(), placed.data_ptr())
+    return placed
+
+
+def collect(values: Tensor, assignment: Tensor, count: int) -> Tensor:
+    """Return, for each of a group's `count` centers, the sum of the values assigned to it: `place` transposed."""
+    kernels = compiled(values, count)
+    if kernels is None:
+        return values.new_zeros(len(values), count).scatter_add(1, assignment.long(), values)
+    values, assignment = values.contiguous(), assignment.contiguous()
+    sums = values.new_empty(len(values), count)
+    kernels.collect(*values.shape, values.data_ptr(), assignment.data_ptr(), sums.data_ptr())
+    return sums
+
+
+class Place(Function):
+    """`place` with its gradient by the centers."""
+
+    @staticmethod
+    def forward(ctx: Any, centers: Tensor, assignment: Tensor) -> Tensor:
+        """Compute."""
+        ctx.save_for_backward(assignment)
+        ctx.count = centers.shape[1]
+        return place(centers.detach(), assignment)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_placed: Tensor) -> tuple[Tensor, None]:
+        """Add up the gradients of the weights of each center."""
+        (assignment,) = ctx.saved_tensors
+        return collect(by_placed, assignment, ctx.count), None
+
+
+differentiable = cast(Callable[..., Tensor], Place.apply)
+
+
+def compiled(numbers: Tensor, centers: int) -> ctypes.CDLL | None:
+    """Return the kernels for such numbers and so many centers; None where PyTorch has to do."""
+    if numbers.dtype != torch.float32 or numbers.device.type != "cpu" or centers > FEW:
+        return None
+    return library("codebook", (("CENTERS", centers),), SIGNATURES)
