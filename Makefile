@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PEERS  := .venv-peers
+PIP    := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format bench-peers clean
 
 help:    ## list the commands
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
 
 demo: $(READY)    ## train a federation of different networks and bit-widths on handwritten digits (about a minute)
 	$(BIN)/quped run
@@ -24,11 +26,24 @@ format: $(READY)    ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:    ## remove the environment and every cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+bench-peers: $(PEERS)/.ready    ## our engine beside Flower and pfl-research, in turns (minutes; ARGS=--json for numbers)
+	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
+
+clean:    ## remove the environments and every cache
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"quped needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}: try make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# What we and the peers both use, they want in versions of their own: only torch must be the same.
+$(PEERS)/.ready: $(READY)
+	$(BIN)/python -m venv $(PEERS)
+	grep '^torch==' constraints.txt > $(PEERS)/torch.txt
+	$(PEERS)/bin/$(PIP) --constraint $(PEERS)/torch.txt --editable .
+	for peer in 'flwr[simulation]>=1.41' 'pfl[pytorch]>=0.6'; do \
+		$(PEERS)/bin/$(PIP) --constraint $(PEERS)/torch.txt "$$peer" || echo "$$peer cannot be installed: left out."; \
+	done
 	@touch $@

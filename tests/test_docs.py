@@ -19,6 +19,15 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Linear(in_features=16" in printed
 
 
+def test_the_tutorial_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of docs/quantize-your-model.md ends with a good network of two values."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quantize-your-model.md").read_text(), re.DOTALL)
+    exec(compile(example, "quantize-your-model.md", "exec"), {})
+    found = re.fullmatch(r"accuracy (\S+)% with the values \[\S+, \S+\]\n", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[1]) > 88
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(path: Path) -> None:
     """Every relative link of a page is a file of the project."""

@@ -16,7 +16,18 @@ from torch import Tensor, nn
 
 from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Task, alternating
 from quped.data import Pair, Samples, as_samples
-from quped.engines import Engine, InlineEngine, Plan, Player, ProcessEngine, RoundReport, checkpoint, run, usable_cores
+from quped.engines import (
+    Engine,
+    InlineEngine,
+    Plan,
+    Player,
+    ProcessEngine,
+    RoundReport,
+    VmappedEngine,
+    checkpoint,
+    run,
+    usable_cores,
+)
 from quped.engines.checkpoint import stop_signals
 from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, RunError, check
 from quped.fit import ClientReport, Evaluation, Fit, Progress
@@ -80,6 +91,7 @@ class Training(TypedDict, total=False):
     finetune_epochs: int | None
     clients_per_round: int | None
     evaluate_every: int
+    stretch: float
 
 
 class Federation:
@@ -234,6 +246,7 @@ class Federation:
         finetune_epochs: int | None = None,
         clients_per_round: int | None = None,
         evaluate_every: int = 1,
+        stretch: float = 1.0,
     ) -> tuple[Plan, list[Player]]:
         """Check the options of `fit` and return what follows from them: the plan, and the clients as engines see them.
 
@@ -242,7 +255,8 @@ class Federation:
         is chosen so that an epoch is one pass over its own data. Clients communicate after every `local_steps` steps.
         `finetune_epochs` of the epochs are spent on fine-tuning after hard quantization; by default a sixth, at least
         the last of several rounds, and none where nobody quantizes. `clients_per_round` clients are sampled for each
-        round; by default all take part. `evaluate_every` counts epochs.
+        round; by default all take part. `evaluate_every` counts epochs. In a run that stands for a longer one,
+        `stretch` epochs of the schedules of learning rate and lambda pass in one epoch.
         """
         members = self.members
         for what, value in (("batch_size", batch_size), ("steps_per_epoch", steps_per_epoch)):
@@ -259,6 +273,7 @@ class Federation:
             lr_decay=lr_decay,
             clients_per_round=len(members) if clients_per_round is None else clients_per_round,
             evaluate_every=evaluate_every,
+            stretch=stretch,
         )
         if finetune_epochs is None and any(m.client.bits < FULL_PRECISION for m in members):
             plan = plan.with_finetuning(round(epochs / 6))
@@ -282,6 +297,7 @@ class Federation:
         self,
         *,
         workers: int | None = None,
+        device: torch.device | str | None = None,
         checkpoints: Checkpoints | Path | str | None = None,
         checkpoint_every: int = 25,
         progress: Callable[[Progress], None] | None = None,
@@ -292,6 +308,9 @@ class Federation:
         `workers` processes compute; by default one for each core on Linux. With 0, the default elsewhere, this process
         does. The result is the same. `progress` is called after every round.
 
+        With `device`, such as "cuda", this process computes clients with the same network and bit-width at once, there.
+        The result is the same up to rounding.
+
         With `checkpoints`, a folder, the run continues from the newest one, if there is any, and ends as if it had
         never been interrupted. One is written every `checkpoint_every` rounds, and on SIGINT or SIGTERM, which then
         end the run with an `InterruptedRunError`.
@@ -299,6 +318,7 @@ class Federation:
         began = time.monotonic()
         check(checkpoint_every >= 1, "checkpoint_every", "at least 1", checkpoint_every)
         check(workers is None or workers >= 0, "number of workers", "at least 0", workers)
+        check(device is None or not workers, "number of workers", "left out beside a device", workers)
         if isinstance(checkpoints, Path | str):
             checkpoints = Checkpoints(Path(checkpoints))
         plan, players = self.prepare(**training)
@@ -307,7 +327,7 @@ class Federation:
         identity["clients"] = repr([(m.client.name, m.client.bits, m.network.name) for m in members])
         identity["optimizer"] = repr(players[0].task.sgd)
         with ExitStack() as stack:
-            engine = stack.enter_context(closing(self._engine(players, plan, workers)))
+            engine = stack.enter_context(closing(self._engine(players, plan, workers, device)))
             stop = stack.enter_context(stop_signals()) if checkpoints else lambda: None
             shared, first, curve = self._resume(checkpoints, engine, players, identity)
             began -= curve[-1].seconds if curve else 0
@@ -344,7 +364,11 @@ class Federation:
             networks={name: by_name[name].network for name in self._names},
         )
 
-    def _engine(self, players: Sequence[Player], plan: Plan, workers: int | None) -> Engine:
+    def _engine(
+        self, players: Sequence[Player], plan: Plan, workers: int | None, device: torch.device | str | None
+    ) -> Engine:
+        if device is not None:
+            return VmappedEngine(self.algorithm, players, plan, self.seed, device)
         count = usable_cores() if workers is None else workers
         if count == 0:
             return InlineEngine(self.algorithm, players, plan, self.seed)

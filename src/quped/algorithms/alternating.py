@@ -79,8 +79,12 @@ class Problem(NamedTuple):
 
     def run(self, params: Params, buffers: Params) -> tuple[Tensor, Params]:
         """Return the loss at these parameters, and the buffers after the pass."""
-        logits, buffers = self.task.network(params, buffers, self.inputs, train=True)
+        logits, buffers = self.logits(params, buffers)
         return self.loss(logits), buffers
+
+    def logits(self, params: Params, buffers: Params) -> tuple[Tensor, Params]:
+        """Return the network's outputs at these parameters, and the buffers after the pass."""
+        return self.task.network(params, buffers, self.inputs, train=True)
 
 
 def begin(task: Task) -> Learner:
@@ -163,14 +167,15 @@ def step_centers(problem: Problem, learner: Learner, lam: float, assigned: Param
     """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h), h = grad_c f(Q~_c(x)) at x = x^{t+1}; lines 4 and 5."""
     x, c, hyper = learner.x.params, learner.c, problem.hyper
 
-    def f(centers: Params) -> tuple[Tensor, Params]:
-        values = placed(x, centers, assigned) if hyper.sharpness == math.inf else quantized(x, centers, hyper.sharpness)
-        return problem.run(values, learner.q_buffers)
+    def at(centers: Params) -> Params:
+        return placed(x, centers, assigned) if hyper.sharpness == math.inf else quantized(x, centers, hyper.sharpness)
 
     if not hyper.update_centers:
-        return learner._replace(q_buffers=f(c)[1]) if learner.q_buffers else learner
+        if not learner.q_buffers:
+            return learner
+        return learner._replace(q_buffers=problem.logits(at(c), learner.q_buffers)[1])
     prox = prox_centers if hyper.center_prox == "linear" else prox_centers_exact
-    h, _, buffers = gradient(f, c)
+    h, _, buffers = gradient(lambda centers: problem.run(at(centers), learner.q_buffers), c)
     mu = tree.add_scaled(c, h, -hyper.eta2)
     moved = {k: prox(mu[k], x[k], c[k], lam * hyper.eta2, assigned[k]).sort(1).values for k in c}
     return learner._replace(c=moved, q_buffers=buffers)
@@ -204,11 +209,10 @@ def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tupl
 
 def student_logits(problem: Problem, learner: Learner) -> list[Tensor]:
     """Return the logits of x and of Q~_c(x), of x alone at 32 bits; buffers do not change."""
-    network, inputs = problem.task.network, problem.inputs
-    exact = network(learner.x.params, learner.x.buffers, inputs, train=True)[0]
+    exact = problem.logits(learner.x.params, learner.x.buffers)[0]
     if not learner.c:
         return [exact]
     if problem.clock.phase is Phase.FINETUNE:  # x sits on its centers: Q_c(x) = x
         return [exact, exact]
     soft = quantized(learner.x.params, learner.c, problem.hyper.sharpness)
-    return [exact, network(soft, learner.q_buffers, inputs, train=True)[0]]
+    return [exact, problem.logits(soft, learner.q_buffers)[0]]

@@ -17,11 +17,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.func import vjp
 
 from quped import tree
 from quped.errors import check, check_number
 from quped.losses import cross_entropy
 from quped.quant import Start
+from quped.stacking import stacked
 from quped.typing import Batch, Clock, Metrics, Model, Network, Params
 
 FULL_PRECISION = 32
@@ -146,6 +148,8 @@ def pullback(
 ) -> tuple[Tensor, Callable[[Tensor | None], Variables], Aux]:
     """Return f's output at a tree of variables, the map from a gradient by that output to one by the variables, once,
     and what f returned beside its output."""
+    if stacked():
+        return transformed_pullback(f, variables)
     leaves = tree.map_leaves(lambda leaf: leaf.detach().requires_grad_(), variables)
     with torch.enable_grad():
         output, aux = f(leaves)
@@ -156,6 +160,21 @@ def pullback(
         return tree.map_leaves(lambda _: next(grads), variables)
 
     return output.detach(), pull_back, tree.map_leaves(Tensor.detach, aux)
+
+
+def transformed_pullback(
+    f: Callable[[Variables], tuple[Tensor, Aux]], variables: Variables
+) -> tuple[Tensor, Callable[[Tensor | None], Variables], Aux]:
+    """`pullback` by torch.func: slower for one client, and the only way under vmap."""
+    found: Any = vjp(f, variables, has_aux=True)
+    output, by_variables, aux = found
+
+    def pull_back(by_output: Tensor | None) -> Variables:
+        grads: Variables
+        (grads,) = by_variables(torch.ones_like(output) if by_output is None else by_output)
+        return grads
+
+    return output, pull_back, aux
 
 
 def cross_entropy_gradient(network: Network, model: Model, batch: Batch) -> tuple[Params, Tensor, Params]:

@@ -9,7 +9,9 @@ from rich.markup import escape
 
 from quped.cli.bench import app as bench_app
 from quped.cli.data import app as data_app
+from quped.cli.reproduce import reproduce_command
 from quped.cli.run import presets_command, run_command
+from quped.cli.train import train_command
 from quped.errors import QupedError
 from quped.runs import versions
 
@@ -21,6 +23,8 @@ app = typer.Typer(
 )
 app.command("run")(run_command)
 app.command("presets")(presets_command)
+app.command("reproduce")(reproduce_command)
+app.command("train")(train_command)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 

@@ -14,7 +14,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from quped import fit
-from quped.algorithms import AnyAlgorithm
 from quped.cli.tables import client_table, comparison_table, verdict
 from quped.errors import InterruptedRunError, InvalidValueError
 from quped.experiments import find, load, presets, run_experiment, validate
@@ -96,7 +95,7 @@ def run_command(
                 resume=resume is not None,
                 workers=workers,
                 checkpoint_every=checkpoint_every,
-                progress=follow,
+                progress=lambda algorithm: follow(type(algorithm).__name__),
             )
     except InterruptedRunError as stop:
         typer.echo(f"{stop} Go on with:\n  quped run --resume {folder}", err=True)
@@ -129,8 +128,8 @@ def notes(console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def bars(console: Console) -> Iterator[Callable[[AnyAlgorithm], Callable[[fit.Progress], None]]]:
-    """Show a bar for each algorithm: round, loss, accuracy, time left."""
+def bars(console: Console) -> Iterator[Callable[[str], Callable[[fit.Progress], None]]]:
+    """Show a bar for each run, which begins with its title: round, loss, accuracy, time left."""
     columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(bar_width=24),
@@ -142,8 +141,8 @@ def bars(console: Console) -> Iterator[Callable[[AnyAlgorithm], Callable[[fit.Pr
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as display:
 
-        def follow(algorithm: AnyAlgorithm) -> Callable[[fit.Progress], None]:
-            bar = display.add_task(type(algorithm).__name__, total=None, status="", rounds="starting")
+        def follow(title: str) -> Callable[[fit.Progress], None]:
+            bar = display.add_task(title, total=None, status="", rounds="starting")
             accuracy = ""
 
             def told(progress: fit.Progress) -> None:

@@ -3,5 +3,16 @@
 from quped.engines.inline import InlineEngine
 from quped.engines.processes import ProcessEngine, usable_cores
 from quped.engines.rounds import Engine, Plan, Player, RoundReport, run
+from quped.engines.vmapped import VmappedEngine
 
-__all__ = ["Engine", "InlineEngine", "Plan", "Player", "ProcessEngine", "RoundReport", "run", "usable_cores"]
+__all__ = [
+    "Engine",
+    "InlineEngine",
+    "Plan",
+    "Player",
+    "ProcessEngine",
+    "RoundReport",
+    "VmappedEngine",
+    "run",
+    "usable_cores",
+]

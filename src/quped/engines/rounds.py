@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from quped import tree
 from quped.algorithms import AnyAlgorithm, Task
@@ -44,6 +45,8 @@ class Plan:
     """K, the clients sampled for a round."""
     evaluate_every: int
     """In epochs. The last round is always evaluated."""
+    stretch: float = 1.0
+    """How many epochs of the schedules, of lr_decay and of lambda(t), pass in one epoch: above 1 in a shortened run."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -56,6 +59,7 @@ class Plan:
         check(0 < self.lr < math.inf, "learning rate lr", "above 0 and finite", self.lr)
         check_number("lr_decay", self.lr_decay, 0, 1)
         check(self.lr_decay > 0, "lr_decay", "above 0", self.lr_decay)
+        check(0 < self.stretch < math.inf, "stretch", "above 0 and finite", self.stretch)
         if self.finetune_epochs and self.clock(self.rounds - 1).phase is not Phase.FINETUNE:
             raise InvalidValueError(
                 f"No round begins in the last {self.finetune_epochs} epochs, in which fine-tuning was asked for: "
@@ -80,7 +84,8 @@ class Plan:
         """Return the clock of a round."""
         epoch = self.epoch(round_)
         phase = Phase.TRAIN if epoch < self.epochs - self.finetune_epochs else Phase.FINETUNE
-        return Clock(round_, epoch, phase, float(epoch), self.lr * self.lr_decay**epoch)
+        t = epoch * self.stretch
+        return Clock(round_, epoch, phase, t, self.lr * self.lr_decay**t)
 
     def evaluates(self, round_: int) -> bool:
         """Say whether a round ends with an evaluation: the last one does, and the last of every n-th epoch."""
@@ -135,7 +140,7 @@ def client_round(
     personal: Any,
     batches: Iterable[tuple[Batch, ...]],
     clock: Clock,
-) -> tuple[Any, Any, float]:
+) -> tuple[Any, Any, Tensor]:
     """One client's round: the only place where an algorithm's methods are called in turn.
 
     Return the personal state, the payload and the mean loss.
@@ -146,7 +151,7 @@ def client_round(
         work, metrics = algorithm.step(task, work, step, clock)
         losses.append(metrics["loss"])
     personal, payload = algorithm.finish(task, work, step[0], clock)
-    return personal, payload, float(torch.stack(losses).mean())
+    return personal, payload, torch.stack(losses).mean()
 
 
 def mean(payloads: Iterable[Any]) -> Any:

@@ -13,7 +13,7 @@ from quped.engines.rounds import Plan, Player, client_round
 from quped.errors import QupedError, RunError
 from quped.evaluate import accuracy
 from quped.rng import torch_seeded
-from quped.typing import Clock
+from quped.typing import Batch, Clock
 
 
 def play_client(
@@ -23,7 +23,18 @@ def play_client(
 
     The result depends on the arguments only. Errors name the client and the round.
     """
-    batches = draw(
+    batches = batches_of(algorithm, player, plan, seed, clock)
+    with naming(player, clock.round), torch_seeded(seed, "steps", player.name, clock.round):
+        personal, payload, loss = client_round(algorithm, player.task, shared, personal, batches, clock)
+    check_loss(player, clock, float(loss))
+    return personal, payload, float(loss)
+
+
+def batches_of(
+    algorithm: AnyAlgorithm, player: Player, plan: Plan, seed: int, clock: Clock
+) -> Iterator[tuple[Batch, ...]]:
+    """Yield the batches of a client's round."""
+    return draw(
         player.train,
         seed=seed,
         client=player.name,
@@ -32,14 +43,15 @@ def play_client(
         batch_size=player.batch_size,
         draws=algorithm.draws,
     )
-    with naming(player, clock.round), torch_seeded(seed, "steps", player.name, clock.round):
-        personal, payload, loss = client_round(algorithm, player.task, shared, personal, batches, clock)
+
+
+def check_loss(player: Player, clock: Clock, loss: float) -> None:
+    """Raise if training has diverged."""
     if not math.isfinite(loss):
         raise RunError(
             f"The training loss of client '{player.name}' became {loss} in round {clock.round}: "
             "lower the learning rate lr, or check the scale of its inputs."
         )
-    return personal, payload, loss
 
 
 def score_client(algorithm: AnyAlgorithm, player: Player, shared: Any, personal: Any) -> float:

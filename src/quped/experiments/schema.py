@@ -138,6 +138,7 @@ class Training(Section):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     clients_per_round: int | None = Field(default=None, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
+    stretch: float = Field(default=1.0, gt=0)
 
 
 class Peer(Section):

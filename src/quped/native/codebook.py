@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from quped.native.build import library
+from quped.stacking import stacked
 
 FEW = 16
 """Centers, up to which comparing with each is faster than a search."""
@@ -84,6 +85,6 @@ differentiable = cast(Callable[..., Tensor], Place.apply)
 
 def compiled(numbers: Tensor, centers: int) -> ctypes.CDLL | None:
     """Return the kernels for such numbers and so many centers; None where PyTorch has to do."""
-    if numbers.dtype != torch.float32 or numbers.device.type != "cpu" or centers > FEW:
+    if numbers.dtype != torch.float32 or numbers.device.type != "cpu" or centers > FEW or stacked():
         return None
     return library("codebook", (("CENTERS", centers),), SIGNATURES)

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from quped.native.build import library
+from quped.stacking import stacked
 
 WIDEST = 1024
 """Channels times filters, above which PyTorch's matrix products are faster than this kernel."""
@@ -55,13 +56,14 @@ class Kernel:
 
 def conv_pool(x: Tensor, weight: Tensor, bias: Tensor, padding: int = 0) -> Tensor:
     """Return relu(max_pool2d(conv2d(x, weight, bias, padding=padding), 2))."""
-    if x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu":
-        kernel = compiled(tuple(x.shape[1:]), tuple(weight.shape), padding)
-        if kernel is not None:
-            return kernel(x, weight, bias)
-    # Before ReLU, pooling leaves it a quarter of the work. Convolutions are faster with the channels last;
-    # `contiguous` would leave images with one channel as they are.
-    x = torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+    if not stacked():
+        if x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu":
+            kernel = compiled(tuple(x.shape[1:]), tuple(weight.shape), padding)
+            if kernel is not None:
+                return kernel(x, weight, bias)
+        # Convolutions are faster with the channels last; `contiguous` would leave images with one channel as they are.
+        x = torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+    # Before ReLU, pooling leaves it a quarter of the work.
     return functional.relu(functional.max_pool2d(functional.conv2d(x, weight, bias, padding=padding), 2))
 
 

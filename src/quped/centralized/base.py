@@ -1,0 +1,338 @@
+"""What the quantizing optimizers share: everything but how x and its centers learn."""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from reprlib import repr as brief
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from quped.centralized.selection import GroupSpec, Selection, groups_of
+from quped.centralized.statistics import clones, holding, write
+from quped.errors import InvalidValueError, RunError, check
+from quped.quant import Linear, nearest, place
+from quped.typing import Params
+
+Closure = Callable[[bool], Tensor]
+"""Runs the network on a batch and returns the loss, without `backward`. Its argument is False where the network holds
+x, and True where it holds other, quantized weights in place of x."""
+
+Schedule = Callable[[float], float]
+"""lambda(t)."""
+
+Gradients = dict[Tensor, Tensor | None]
+"""By parameter; None where the loss does not depend on it."""
+
+
+def linear(rate: float, decay: float = 1.0) -> Linear:
+    """lambda(t) = rate * t / decay^t."""
+    return Linear(rate, decay)
+
+
+def at(lam: Schedule, t: float) -> float:
+    """Return lambda(t), which a proximal step needs to be finite."""
+    value = lam(t)
+    check(0 <= value < math.inf, f"lambda({t:g})", "at least 0 and finite", value)
+    return value
+
+
+class QuantizedOptimizer(ABC):
+    """An optimizer around another one, after which the selected parameters have 2^bits values each.
+
+    First `step`s train x, which the network holds all the time; `harden` then replaces x by Q_c(x); `step`s after that
+    fine-tune: which center a weight has stays as it is; centers, if they learn at all, go on with eta_2, and all other
+    parameters with the base optimizer. A `step` that ends with an error has changed nothing: for this, a copy of
+    weights and state is kept meanwhile.
+    """
+
+    centers_learn: ClassVar[bool] = False
+    """Whether centers have gradients: then the network runs at x and at Q_c(x), and each has buffers of its own."""
+
+    def __init__(
+        self,
+        base: Optimizer,
+        params: Selection | Sequence[GroupSpec],
+        start: Callable[[Tensor, int], Tensor],
+        *,
+        bits: int | None,
+        eta2: float = 0.0,
+    ) -> None:
+        """Wrap `base`; `start` gives the centers of a tensor, of a number that is its second argument."""
+        check(isinstance(base, Optimizer), "base optimizer", "a torch.optim.Optimizer", base)
+        self.base = base
+        self.model, self.groups = groups_of(params, bits, eta2)
+        self.t = 1.0
+        """The t of lambda(t), in epochs: set it at the start of each. The first epoch is 1, so that lambda is not 0
+        for those who leave it as it is: they train with lambda(1) throughout."""
+        self.hard = False
+        """Whether `harden` has been called."""
+        named = dict(self.model.named_parameters())
+        self.x: dict[str, Tensor] = {name: named[name] for group in self.groups for name in group["names"]}
+        """The selected parameters themselves."""
+        rates = self._rates()
+        if strange := [name for name, x in self.x.items() if x not in rates]:
+            raise InvalidValueError(
+                f"The base optimizer does not train '{strange[0]}', which is selected: add it there."
+            )
+        self._start = start
+        self.centers: Params = self._started()
+        """c: for each selected parameter its centers, `[1, m]` or `[channels, m]`, sorted."""
+        self.assignment: Params = {}
+        """After `harden`, which center each weight has."""
+        self.q_buffers: Params = clones(self._buffers()) if self.centers_learn else {}
+        """Until `harden`, buffers of the network running Q_c(x), if it does; the network has those of x."""
+        self._lent = False
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the base optimizer, with their learning rates."""
+        return self.base.param_groups
+
+    def step(self, closure: Closure) -> Tensor:
+        """Take one step and return the loss before it, as it was in the first evaluation of the closure."""
+        self._not_lent("take a step")
+        with self._undone_by_errors():
+            return self._finetune(closure) if self.hard else self._learn(closure)
+
+    @abstractmethod
+    def _learn(self, closure: Closure) -> Tensor:
+        """Take one step of the method's own; return the loss."""
+
+    def _codebooks(self) -> Params:
+        """Return the centers that Q_c would have now."""
+        return self.centers
+
+    def harden(self, model: nn.Module) -> None:
+        """Put Q_c(x) into the network, with the buffers that belong to it; from here on, fine-tune."""
+        check(model is self.model, "network to harden", "the one that the optimizer trains", type(model).__name__)
+        self._not_lent("harden the network")
+        if self.hard:
+            raise RunError("The network is hard already: harden() is called once, between training and fine-tuning.")
+        self.centers = self._codebooks()
+        self.assignment = {name: nearest(x, self.centers[name]) for name, x in self.x.items()}
+        write(self.x, self._placed())
+        write(self._buffers(), self.q_buffers)
+        self.q_buffers = {}
+        self.hard = True
+
+    @contextmanager
+    def quantized(self) -> Iterator[None]:
+        """Let the network be Q_c(x), with its buffers, within the block; then it is as before, whatever was done."""
+        self._not_lent("enter quantized() again")
+        values = self._placed() if self.hard else self._nearest_values(self._codebooks())
+        self._lent = True
+        try:
+            with holding(self.x, values), holding(self._buffers(), self.q_buffers):
+                yield
+        finally:
+            self._lent = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the state beside the network's own: tensors, numbers, strings, None, in lists and dicts."""
+        state = {
+            **self._identity(),
+            "t": self.t,
+            "hard": self.hard,
+            "eta2": [group["eta2"] for group in self.groups],
+            "base": self.base.state_dict(),
+            "centers": self.centers,
+            "assignment": self.assignment,
+            "q_buffers": self.q_buffers,
+        }
+        copied: dict[str, Any] = plain(state)
+        return copied
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; the network loads its own by itself. A state of something else changes nothing."""
+        self._check_state(state)
+        base = plain(state["base"])
+        self.base.load_state_dict({**base, "state": {int(key): value for key, value in base["state"].items()}})
+        self.t, self.hard = float(state["t"]), bool(state["hard"])
+        for group, eta2 in zip(self.groups, state["eta2"], strict=True):
+            group["eta2"] = float(eta2)
+        self.centers = {name: c.to(self.x[name], copy=True) for name, c in state["centers"].items()}
+        self.assignment = {name: a.to(torch.uint8, copy=True) for name, a in state["assignment"].items()}
+        self.q_buffers = clones(state["q_buffers"])
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what must be equal for a state to fit, as plain data."""
+        return {
+            "method": type(self).__name__,
+            "optimizer": type(self.base).__name__,
+            "shapes": [[list(p.shape) for p in group["params"]] for group in self.base.param_groups],
+            "quantized": [{"names": list(group["names"]), "bits": group["bits"]} for group in self.groups],
+        }
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise an error unless the state is one of this optimizer on this network."""
+        for key, own in self._identity().items():
+            if state.get(key) != own:
+                raise RunError(
+                    f"The state is not one of this optimizer and network: its '{key}' is {brief(state.get(key))}, here "
+                    f"it is {brief(own)}. Build both as they were when it was saved."
+                )
+        hard = bool(state.get("hard"))
+        assigned = {name: (len(c), self.x[name].numel() // len(c)) for name, c in self.centers.items()}
+        apart = self.centers_learn and not hard
+        expected = {
+            "centers": {name: tuple(c.shape) for name, c in self.centers.items()},
+            "assignment": assigned if hard else {},
+            "q_buffers": {name: tuple(b.shape) for name, b in self._buffers().items()} if apart else {},
+        }
+        for key, shapes in expected.items():
+            found = {name: tuple(tensor.shape) for name, tensor in state.get(key, {}).items()}
+            if found != shapes:
+                raise RunError(
+                    f"The '{key}' of the state have the shapes {brief(found)}, here they have {brief(shapes)}: it is "
+                    "one of another optimizer or network."
+                )
+        for name, assignment in state["assignment"].items():
+            if int(assignment.max()) >= self.centers[name].shape[1]:
+                raise RunError(
+                    f"The assignment of '{name}' in the state is to centers that do not exist: it is damaged."
+                )
+        if missing := {"t", "eta2", "base"} - state.keys():
+            raise RunError(f"The state lacks '{min(missing)}': it is incomplete.")
+
+    def _finetune(self, closure: Closure) -> Tensor:
+        """c <- c - eta_2 h, each weight at its center; other parameters step by the base optimizer. R is 0 here."""
+        loss, gradients = self._gradients(closure, q=True, of=list(self._rates()))
+        # A parameter without a gradient is left alone by optimizers: no momentum, no weight decay.
+        self._base_step(gradients | dict.fromkeys(self.x.values()))
+        for name, eta2 in self._eta2().items() if self.centers_learn else ():
+            x, c, assignment = self.x[name], self.centers[name], self.assignment[name]
+            h = pull_back(partial(place, assignment=assignment, shape=x.shape), c, gradients[x])
+            self.centers[name], self.assignment[name] = in_order(c - eta2 * h, assignment)
+        write(self.x, self._placed())
+        return loss
+
+    def _gradients(self, closure: Closure, *, q: bool, of: Sequence[Tensor]) -> tuple[Tensor, Gradients]:
+        """Return the loss at what the network holds, and its gradients."""
+        with torch.enable_grad():
+            loss = closure(q)
+        single = isinstance(loss, Tensor) and loss.numel() == 1
+        check(single, "closure's result", "the loss, a tensor with one number", getattr(loss, "shape", loss))
+        where = "the quantized weights" if q else "x"
+        if not bool(loss.isfinite()):
+            raise RunError(
+                f"The loss at {where} is {float(loss.detach())}: this step is undone. Look for such numbers in the "
+                "data, or lower the learning rate."
+            )
+        if not loss.requires_grad:
+            raise RunError(f"The loss at {where} has no gradient: return it without detach(), item() or no_grad().")
+        gradients: Gradients = dict(zip(of, torch.autograd.grad(loss, of, allow_unused=True), strict=True))
+        for name, x in self.x.items():
+            gradient = gradients.get(x)
+            if gradient is not None and gradient.is_sparse:
+                raise RunError(f"The gradient of '{name}' is sparse: quantize layers with sparse=False only.")
+        return loss.detach(), gradients
+
+    def _base_step(self, gradients: Gradients) -> None:
+        """Let the base optimizer take its step."""
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+        self.base.step()
+
+    def _step_at(self, values: Params, closure: Closure) -> Tensor:
+        """Take a base step of x with the gradient at other values of the selected parameters; return the loss there."""
+        with holding(self.x, values):
+            loss, gradients = self._gradients(closure, q=True, of=list(self._rates()))
+        self._base_step(gradients)
+        return loss
+
+    def _rates(self) -> dict[Tensor, float]:
+        """Return the learning rate of every parameter that the base optimizer trains."""
+        groups = self.base.param_groups
+        return {p: float(group["lr"]) for group in groups for p in group["params"] if p.requires_grad}
+
+    def _eta2(self) -> dict[str, float]:
+        """Return the learning rate of the centers of every selected parameter."""
+        return {name: group["eta2"] for group in self.groups for name in group["names"]}
+
+    def _buffers(self) -> Params:
+        """Return the buffers of the network themselves."""
+        return dict(self.model.named_buffers())
+
+    def _started(self) -> Params:
+        """Return the centers for x as it is now."""
+        centers = {}
+        for group in self.groups:
+            for name in group["names"]:
+                try:
+                    centers[name] = self._start(self.x[name].detach(), 2 ** group["bits"])
+                except InvalidValueError as error:
+                    raise InvalidValueError(f"'{name}': {error}") from None
+        return centers
+
+    def _nearest_values(self, centers: Params) -> Params:
+        """Return Q_c(x)."""
+        return {name: place(c, nearest(self.x[name], c), self.x[name].shape) for name, c in centers.items()}
+
+    def _placed(self) -> Params:
+        """Return every weight at the center it is assigned to, after `harden`."""
+        return {name: place(self.centers[name], a, self.x[name].shape) for name, a in self.assignment.items()}
+
+    def _not_lent(self, what: str) -> None:
+        """Raise an error within `quantized()`."""
+        if self._lent:
+            raise RunError(f"Within quantized() the network does not hold x: leave the block before you {what}.")
+
+    @contextmanager
+    def _undone_by_errors(self) -> Iterator[None]:
+        """Put weights, buffers and the optimizers' states back if the block ends with an error."""
+        tensors = {str(i): tensor for i, tensor in enumerate([*self._rates(), *self._buffers().values()])}
+        before, state = clones(tensors), copied_state(self.base)
+        own = dict(self.centers), dict(self.assignment), dict(self.q_buffers)
+        try:
+            yield
+        except BaseException:
+            write(tensors, before)
+            self.base.state.clear()
+            self.base.state.update(state)
+            self.centers, self.assignment, self.q_buffers = own
+            raise
+
+
+def pull_back(f: Callable[[Tensor], Tensor], at: Tensor, gradient: Tensor | None) -> Tensor:
+    """Turn the gradient by f(at) into the gradient by `at`."""
+    if gradient is None:
+        return torch.zeros_like(at)
+    leaf = at.detach().requires_grad_()
+    with torch.enable_grad():
+        value = f(leaf)
+    return torch.autograd.grad(value, leaf, gradient)[0]
+
+
+def in_order(centers: Tensor, assignment: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort centers that passed each other; each weight keeps its own."""
+    if bool((centers.diff(dim=1) >= 0).all()):
+        return centers, assignment
+    ordered, order = centers.sort(1)
+    return ordered, order.argsort(1).gather(1, assignment.long()).to(assignment.dtype)
+
+
+def copied_state(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
+    """Return the state of an optimizer, by parameter, as a copy."""
+    return {
+        parameter: {k: v.clone() if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in values.items()}
+        for parameter, values in optimizer.state.items()
+    }
+
+
+def plain(value: Any) -> Any:
+    """Copy nested data with strings for keys and lists for tuples, as JSON has them; tensors are cloned."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InvalidValueError(f"The state of the base optimizer holds a {type(value).__name__}, which cannot be saved.")

@@ -1,0 +1,192 @@
+"""`quped reproduce`: the paper's tables."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from quped.cli.run import Workers, bars, notes
+from quped.errors import InterruptedRunError, InvalidValueError, RunError
+from quped.experiments.reproduce import run_cell, status, stored
+from quped.experiments.table import Cell, Table, find_table, tables
+from quped.report.comparison import HEADER, document, lines, markdown
+from quped.report.curves import draw
+from quped.runs import write_bytes, write_json
+
+Name = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="One of those that --list shows.")]
+List = Annotated[bool, typer.Option("--list", help="List the tables, with their methods and columns.")]
+ShowStatus = Annotated[
+    bool, typer.Option("--status", help="Run nothing; show what is there and how long the rest takes.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Verify that the tables in --docs are those of the records.")]
+Update = Annotated[bool, typer.Option("--update", help="Write the tables of the records into --docs.")]
+Docs = Annotated[Path, typer.Option(help="The document with the tables.", dir_okay=False)]
+Methods = Annotated[str | None, typer.Option(metavar="A,B", help="Only these, such as quped-2bit,fedavg.")]
+Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each method.")]
+Epochs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Shorten every run to so many epochs, its schedules with it.", show_default="the paper's"),
+]
+Out = Annotated[Path, typer.Option(help="Folder of the results.", file_okay=False)]
+Warm = Annotated[
+    Path | None,
+    typer.Option(help="Folder with the networks in full precision that table1 starts from.", file_okay=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")]
+
+
+def reproduce_command(
+    table: Name = None,
+    list_tables: List = False,
+    show_status: ShowStatus = False,
+    check: Check = False,
+    update: Update = False,
+    docs: Docs = Path("docs/results.md"),
+    methods: Methods = None,
+    columns: Columns = None,
+    seeds: Seeds = 3,
+    epochs: Epochs = None,
+    out: Out = Path("results"),
+    warm_start: Warm = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Run a table of the paper and show our numbers beside the paper's.
+
+    What is done is skipped, and what was interrupted goes on, so a table can be spread over many calls.
+    """
+    console = Console(quiet=as_json, highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    if check or update:
+        agree(docs, out, console, write=update)
+        return
+    if list_tables or (table is None and not show_status):
+        show_tables(console)
+        return
+    wanted = [find_table(table)] if table is not None else list(tables().values())
+    rows, fields = (None if names is None else names.split(",") for names in (methods, columns))
+    cells = [cell for found in wanted for cell in found.cells(rows, fields, seeds, epochs)]
+    if show_status:
+        tell_status(console, wanted, cells, out)
+        return
+    (found,) = wanted
+    run(console, cells, out, workers, warm_start)
+    show(console, found, out, epochs)
+    folder = out / found.name
+    values = {"table": found.name, "title": found.title, "columns": numbers(found, out, epochs)}
+    if folder.is_dir():
+        name = "table" if epochs is None else f"table-epochs-{epochs}"
+        write_json(folder / f"{name}.json", values)
+        write_bytes(folder / f"{name}.md", markdown(found, out, epochs).encode() + b"\n")
+        draw(found, out, folder / f"{name.replace('table', 'curves')}.png", epochs)
+        console.print(f"Written: {folder}/{name}.md, {name}.json and the curves as PNG", soft_wrap=True)
+    if as_json:
+        print(json.dumps(values, indent=2))
+
+
+def numbers(table: Table, out: Path, epochs: int | None) -> dict[str, list[dict[str, object]]]:
+    """Return the table as plain values."""
+    return {c.name: [line.values() for line in lines(table, c, out, epochs)] for c in table.columns}
+
+
+def run(console: Console, cells: list[Cell], out: Path, workers: int | None, warm_start: Path | None) -> None:
+    """Run what is missing."""
+    missing = [cell for cell in cells if stored(cell, out) is None]
+    if not missing:
+        return
+    left = status(cells, out)
+    console.print(f"{left.done} runs are done, {left.missing} to go, {duration(left.seconds_left)} at a guess.")
+    try:
+        with notes(console), bars(console) as follow:
+            for cell in missing:
+                title = f"{cell.column.name} {cell.method} {cell.seed}"
+                result = run_cell(cell, out, workers=workers, warm_start=warm_start, progress=follow(title))
+                if result is None:
+                    console.print(f"[yellow]note:[/] another process is at {title}.")
+    except InterruptedRunError as stop:
+        typer.echo(f"{stop} The same command goes on from there.", err=True)
+        raise typer.Exit(128 + stop.signal_number) from stop
+
+
+def show(console: Console, table: Table, out: Path, epochs: int | None) -> None:
+    """Print the table."""
+    for column in table.columns:
+        found = lines(table, column, out, epochs)
+        if not found:
+            continue
+        shown = RichTable(title=f"{table.title}: {column.title}", title_justify="left")
+        for i, name in enumerate(HEADER):
+            shown.add_column(name, justify="left" if i < 2 else "right", no_wrap=i > 1)
+        for line in found:
+            style = "bold" if line.method.startswith(("quped", "centers")) else None
+            shown.add_row(*map(escape, line.texts()), style=style)
+        console.print(shown)
+    console.print("Test accuracy in %, mean over clients after the last round; ± standard deviation over seeds.")
+
+
+def show_tables(console: Console) -> None:
+    """List the tables."""
+    for table in tables().values():
+        console.print(f"[bold]{table.name}[/]  {escape(table.title)}", soft_wrap=True)
+        console.print(f"    {escape(table.source)}", soft_wrap=True)
+        console.print(f"    columns: {', '.join(c.name for c in table.columns)}", soft_wrap=True)
+        console.print(f"    methods: {', '.join(table.methods)}", soft_wrap=True)
+    console.print(
+        "\nRun one with [bold]quped reproduce TABLE[/], a part of it with --methods, --columns, --seeds, --epochs."
+    )
+
+
+def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: Path) -> None:
+    """Show how much of each table is there."""
+    shown = RichTable(title=f"Runs in {out}", title_justify="left")
+    for name in ("table", "column", "method", "done", "to go", "time left"):
+        shown.add_column(name, justify="left" if name in ("table", "column", "method") else "right")
+    for table in wanted:
+        for column in table.columns:
+            mine = [cell for cell in cells if cell.table is table and cell.column is column]
+            rows = table.methods if len(wanted) == 1 else ["all"]
+            for method in rows:
+                part = [cell for cell in mine if method in ("all", cell.method)]
+                if part:
+                    there = status(part, out)
+                    left = duration(there.seconds_left) if there.missing else ""
+                    shown.add_row(table.name, column.name, method, str(there.done), str(there.missing), left)
+    console.print(shown)
+    console.print("The time left is guessed from the runs that are done.")
+
+
+def agree(docs: Path, out: Path, console: Console, *, write: bool) -> None:
+    """Compare a document with the records, or bring it up to date."""
+    try:
+        text = docs.read_text()
+    except OSError as error:
+        raise InvalidValueError(
+            f"The document {docs} cannot be read: {error.strerror}. Name another with --docs."
+        ) from error
+    expected = document(text, out)
+    if write and expected != text:
+        write_bytes(docs, expected.encode())
+        console.print(f"{docs} was brought up to date.")
+    elif expected != text:
+        changes = difflib.unified_diff(
+            text.splitlines(), expected.splitlines(), str(docs), "the records", lineterm="", n=0
+        )
+        raise RunError(
+            "\n".join([f"{docs} does not agree with the records in {out} (--update puts it right):", *changes])
+        )
+    else:
+        console.print(f"{docs} agrees with the records in {out}.")
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person says it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

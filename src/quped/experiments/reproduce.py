@@ -1,0 +1,166 @@
+"""Runs the cells of the paper's tables and keeps their results: one small JSON file each."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from quped.centralized.training import Epoch, Recipe, train
+from quped.errors import InvalidValueError
+from quped.experiments.run import Population
+from quped.experiments.table import ROWS, Cell, tables
+from quped.fit import Evaluation, Progress
+from quped.runs import Checkpoints, RunRecord, read_json, versions, write_json
+
+Result = dict[str, Any]
+"""What the file of a run says."""
+
+GUESSED_RATE = 600.0
+"""Client-iterations of FedAvg per second, as long as no run has told."""
+
+
+def stored(cell: Cell, folder: Path) -> Result | None:
+    """Return the result of a cell if it was run with this very configuration, under this table or another one."""
+    config = cell.config
+    for name in (cell.table.name, *(name for name in tables() if name != cell.table.name)):
+        path = folder / name / cell.path.relative_to(cell.table.name)
+        if path.exists():
+            result = read_json(path)
+            # Tables describe the same run in different words.
+            if {**result["config"], "description": ""} == {**config, "description": ""}:
+                return result
+    return None
+
+
+def run_cell(
+    cell: Cell,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    warm_start: Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Result | None:
+    """Run a cell, or go on with it where it was interrupted, and store its result.
+
+    `warm_start` is a folder with the weights that single networks begin with, such as resnet20.safetensors.
+
+    Return None if another process is at it.
+    """
+    path = folder / cell.path
+    config = cell.config
+    recipe = None if cell.recipe is None else started(cell.recipe, warm_start)
+    key = hashlib.sha256(json.dumps(config).encode()).hexdigest()[:8]
+    # Of this configuration alone: after a change of the table, an old checkpoint is not gone on with.
+    scratch = path.with_name(f"{path.stem}.{key}.partial")
+    scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(scratch / "lock", blocking=False):
+            tell = progress or (lambda _: None)
+            came = (
+                run_federation(cell, scratch, workers, tell) if recipe is None else run_network(recipe, scratch, tell)
+            )
+            result = {
+                **{"table": cell.table.name, "column": cell.column.name, "method": cell.method, "seed": cell.seed},
+                **{"full_epochs": cell.full_epochs, "shortened": cell.shortened, **came},
+                **{"versions": versions(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "config": config},
+            }
+            write_json(path, result)
+    except Timeout:
+        return None
+    shutil.rmtree(scratch)
+    return result
+
+
+def run_federation(cell: Cell, scratch: Path, workers: int | None, tell: Callable[[Progress], None]) -> Result:
+    """Run a federation; return what is kept of it."""
+    (method,) = cell.experiment.methods
+    federation = Population(cell.experiment, cell.seed).federation(method.algorithm)
+    checkpoints = Checkpoints(scratch / "checkpoints")
+    options = method.training.model_dump()
+    fit = federation.fit(**options, workers=workers, checkpoints=checkpoints, checkpoint_every=100, progress=tell)
+    return {
+        "accuracy": fit.result()["accuracy"],
+        "curve": [{"epoch": p.epoch, "accuracy": p.mean, "loss": p.loss} for p in fit.curve],
+        **{"epochs": fit.epochs, "rounds": fit.rounds, "seconds": round(fit.seconds, 3)},
+    }
+
+
+def started(recipe: Recipe, folder: Path | None) -> Recipe:
+    """Return the recipe with the weights that it begins with."""
+    found = [] if folder is None else sorted(folder.glob(f"{recipe.model}*.safetensors"))
+    if len(found) != 1:
+        raise InvalidValueError(
+            f"The network {recipe.model} starts from weights in full precision: pass --warm-start FOLDER with one file "
+            f"{recipe.model}*.safetensors in it (one can be made with: quped train {recipe.model} --method float)."
+        )
+    return replace(recipe, warm_start=str(found[0]))
+
+
+def run_network(recipe: Recipe, scratch: Path, tell: Callable[[Progress], None]) -> Result:
+    """Train one network; return what is kept of it."""
+
+    def told(news: Epoch | float) -> None:
+        if isinstance(news, Epoch):
+            point = Evaluation(news.epoch, news.epoch, news.phase, news.loss, {"test": news.accuracy}, news.seconds)
+            tell(Progress(news.epoch, recipe.epochs, news.epoch, news.phase, news.loss, point))
+
+    result = train(recipe, RunRecord(scratch), told)
+    return {
+        "accuracy": {"mean": result["accuracy"]},
+        "curve": [{key: point[key] for key in ("epoch", "accuracy", "loss")} for point in result["curve"]],
+        **{key: result[key] for key in ("seconds", "images_per_second", "threads")},
+        "epochs": recipe.epochs,
+        "weights": hashlib.sha256(Path(str(recipe.warm_start)).read_bytes()).hexdigest(),
+    }
+
+
+class Status(NamedTuple):
+    """How much of a list of runs is there."""
+
+    done: int
+    missing: int
+    seconds_left: float
+    """A guess from the runs that are done."""
+
+
+def status(cells: Sequence[Cell], folder: Path) -> Status:
+    """Return what is there of these runs, and how long the rest will take."""
+    results = [(cell, stored(cell, folder)) for cell in cells]
+    costs = [(work(cell), result["seconds"]) for cell, result in results if result is not None]
+    rate = sum(c for c, _ in costs) / sum(s for _, s in costs) if costs else GUESSED_RATE
+    missing = [cell for cell, result in results if result is None]
+    return Status(len(costs), len(missing), sum(work(cell) for cell in missing) / rate)
+
+
+def work(cell: Cell) -> float:
+    """Return the size of a run, in steps of FedAvg by one client."""
+    if cell.recipe is not None:
+        return cell.recipe.epochs * 50_000 * ROWS[cell.method].cost * NETWORK_COST
+    experiment, clients = cell.experiment, sum(group.count for group in cell.column.clients)
+    training = experiment.training
+    steps = training.steps_per_epoch or SAMPLES[experiment.data.name] / clients / (training.batch_size or 25)
+    cost = 3.0 if any(g.bits not in (None, 32) for g in cell.column.clients) else ROWS[cell.method].cost
+    return training.epochs * steps * (training.clients_per_round or clients) * cost
+
+
+NETWORK_COST = 1.5
+"""Of an image that a ResNet learns from, in steps of FedAvg by one client."""
+
+SAMPLES = {"mnist": 60_000, "cifar10": 50_000, "ag_news": 10_000}
+"""Training samples, for the guess of how long a run takes: loading the data would take longer than the answer may."""
+
+
+def results_of(cells: Iterable[Cell], folder: Path) -> dict[tuple[str, str], list[Result]]:
+    """Return the stored results by column and method, in the order of the seeds."""
+    found: dict[tuple[str, str], list[Result]] = {}
+    for cell in cells:
+        result = stored(cell, folder)
+        if result is not None:
+            found.setdefault((cell.column.name, cell.method), []).append(result)
+    return found

@@ -1,0 +1,1 @@
+"""What people read and look at, made from stored results alone."""

@@ -1,0 +1,47 @@
+"""How the weights of a layer gather at their centers, as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def draw(curve: Sequence[dict[str, Any]], file: Path) -> None:
+    """Draw, epoch by epoch, where the weights of a layer are, and its centers; `curve` is that of a `result.json`."""
+    import matplotlib as mpl  # here, because it would slow the start of every command
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.colors import LogNorm
+
+    first = curve[0]["weights"]
+    epochs = [point["epoch"] + 1 for point in curve]
+    shares = np.array([point["weights"]["counts"] for point in curve], float).T / sum(first["counts"])
+    figure, axis = plt.subplots(figsize=(9, 4.5))
+    extent = (epochs[0] - 0.5, epochs[-1] + 0.5, -first["reach"], first["reach"])
+    image = axis.imshow(
+        np.maximum(shares, 1e-5),
+        cmap="Blues",
+        norm=LogNorm(1e-4, 1),
+        aspect="auto",
+        interpolation="nearest",
+        origin="lower",
+        extent=extent,
+    )
+    centers = np.array([point["weights"]["centers"] for point in curve])
+    for i, path in enumerate(centers.T):
+        axis.plot(epochs, path, color="#cc4125", linewidth=1.2, label="centers" if i == 0 else None)
+    hard = [point["epoch"] + 1 for point in curve if point["phase"] == "finetune"]
+    if hard:
+        axis.axvline(
+            hard[0] - 0.5, color="#555555", linewidth=1, linestyle="--", label="weights are put on their centers"
+        )
+    axis.set(title=f"weights of {first['name']}", xlabel="epoch", ylabel="value", xlim=extent[:2], ylim=extent[2:])
+    axis.legend(loc="upper right", fontsize=8)
+    figure.colorbar(image, label="share of the weights", pad=0.02)
+    figure.tight_layout()
+    draft = file.with_name(f".{file.name}")
+    figure.savefig(draft, dpi=120, format="png")
+    draft.replace(file)
+    plt.close(figure)

@@ -1,0 +1,131 @@
+"""`quped train`: that it learns, goes on where it was, and says what is wrong."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from quped.centralized import training
+from quped.centralized.training import METHODS, Epoch, Recipe, packed, train, unpacked
+from quped.cli import app
+from quped.data import Subset
+from quped.data.digits import digits
+from quped.errors import InvalidValueError
+from quped.models import mlp
+from quped.runs import RunRecord
+
+SMALL = Recipe(model="mlp", data="digits", epochs=4, finetune_epochs=1, lr=3e-3, bits=2, batch_size=64)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns(method: str, tmp_path: Path) -> None:
+    """Better than guessing; the middle layer of what is stored has 2^bits values, unless it is not quantized."""
+    recipe = replace(SMALL, method=method, bits=1, lam=0.01)
+    result = train(recipe, RunRecord.create(tmp_path))
+    assert result["accuracy"] > 0.4
+    assert [point["phase"] for point in result["curve"]] == ["train"] * 3 + [
+        "finetune" if method != "float" else "train"
+    ]
+    values = set(load_file(tmp_path / "models" / "model.safetensors")["layers.2.weight"].flatten().tolist())
+    assert len(values) == 2 if method != "float" else len(values) > 1000
+
+
+def test_interrupted_and_resumed_is_never_interrupted(tmp_path: Path) -> None:
+    """Bit for bit: weights, curve but for the times."""
+
+    class StoppedError(Exception):
+        """Ends a run."""
+
+    def stop(news: Epoch | float) -> None:
+        if isinstance(news, Epoch) and news.epoch == 1:
+            raise StoppedError
+
+    whole = train(SMALL, RunRecord.create(tmp_path / "whole"))
+    record = RunRecord.create(tmp_path / "parts")
+    with pytest.raises(StoppedError):
+        train(SMALL, record, stop)
+    again = train(SMALL, record)
+    for point, other in zip(whole["curve"], again["curve"], strict=True):
+        assert {**point, "seconds": 0} == {**other, "seconds": 0}
+    first, second = (load_file(tmp_path / name / "models" / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    lines = (tmp_path / "parts" / "curves.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_warm_start(tmp_path: Path) -> None:
+    """With no epochs, the accuracy is that of the weights."""
+    data = digits()
+    torch.manual_seed(0)
+    network = mlp(data.input_shape, 10)
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    recipe = replace(
+        SMALL, method="float", epochs=0, finetune_epochs=0, warm_start=str(tmp_path / "weights.safetensors")
+    )
+    batch = data.test.batch(torch.arange(len(data.test)))
+    expected = float((network(*batch.inputs).argmax(1) == batch.labels).float().mean())
+    assert train(recipe, RunRecord.create(tmp_path / "run"))["accuracy"] == pytest.approx(expected)
+    with pytest.raises(InvalidValueError, match="another network"):
+        train(replace(recipe, model="cnn1"), RunRecord.create(tmp_path / "other"))
+    with pytest.raises(InvalidValueError, match="cannot be read"):
+        train(replace(recipe, warm_start=str(tmp_path / "none")), RunRecord.create(tmp_path / "none-run"))
+
+
+def test_validation_samples_are_not_trained_on() -> None:
+    """A tenth of the training samples; no test sample is looked at."""
+    data = digits()
+    rest, held = training.halves(data, replace(SMALL, validation=True))
+    assert (len(rest), len(held)) == (1298, 144)
+    every = np.concatenate([cast(Subset, half).indices.numpy() for half in (rest, held)])
+    assert sorted(every) == list(range(1442))
+
+
+def test_nested_state_survives_being_packed() -> None:
+    """Tensors go aside, everything else stays."""
+    state = {"a": [torch.ones(2), None, 1.5], "b": {"c": torch.zeros(1), "d": "x"}}
+    tensors: dict[str, torch.Tensor] = {}
+    flat = packed(state, tensors)
+    back = unpacked(json.loads(json.dumps(flat)), tensors)
+    assert torch.equal(back["a"][0], torch.ones(2))
+    assert back["a"][1:] == [None, 1.5]
+    assert torch.equal(back["b"]["c"], torch.zeros(1))
+    assert back["b"]["d"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "resnet21"}, r"no network 'resnet21'.*resnet20"),
+        ({"data": "cifar"}, r"no data set 'cifar'"),
+        ({"method": "center"}, r"no method 'center'.*centers"),
+        ({"bits": 9}, "bits must be 1 to 8"),
+        ({"finetune_epochs": 5}, "finetune_epochs"),
+    ],
+)
+def test_bad_recipes(change: dict[str, Any], words: str) -> None:
+    """Refused before anything is loaded."""
+    with pytest.raises(InvalidValueError, match=words):
+        replace(SMALL, **change)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the call to the picture; a second call with --resume of a finished run shows it again."""
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    options = ["--data", "digits", "--bits", "2", "--epochs", "3", "--lr", "0.003", "--out", "run"]
+    done = runner.invoke(app, ["train", "mlp", *options], catch_exceptions=False)
+    assert "epoch 3/3" in done.output
+    assert "2-bit mlp after 3 epochs: test accuracy" in done.output
+    assert {path.name for path in Path("run").iterdir()} == {
+        *("config.json", "curves.jsonl", "models", "result.json", "weights.png")
+    }
+    again = runner.invoke(app, ["train", "--resume", "run", "--json"], catch_exceptions=False)
+    assert json.loads(again.output)["recipe"]["bits"] == 2
+    with pytest.raises(InvalidValueError, match="which network"):
+        runner.invoke(app, ["train"], catch_exceptions=False)

@@ -1,0 +1,247 @@
+"""The paper's tables: that they say what the paper says, that a part of one runs, and what is made of the results."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from typer.testing import CliRunner
+
+from quped.cli import app
+from quped.errors import InvalidValueError, RunError
+from quped.experiments import reproduce, table
+from quped.experiments.paper import FIGURES, Figure, read
+from quped.experiments.reproduce import run_cell, status, stored
+from quped.experiments.table import ROWS, Cell, find_table, tables
+from quped.report.comparison import document, lines, markdown
+
+TABLE_COUNT = 10
+
+SMALL = """
+title = "A small table"
+source = "nowhere"
+methods = ["quped-2bit", "fedavg"]
+[training]
+epochs = 4
+finetune_epochs = 2
+batch_size = 60
+[lam]
+1 = { rate = 1e-6, decay = 0.99 }
+2 = { rate = 5e-6 }
+[[columns]]
+name = "digits"
+title = "Digits"
+data = { name = "digits", partition = "iid" }
+clients = [{ count = 3, model = "mlp" }]
+lr = { fedavg = 0.05 }
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[table.Table]:
+    """Have a table that runs in a second, and another one with the same runs."""
+    monkeypatch.setattr(table, "FOLDER", tmp_path / "tables")
+    (tmp_path / "tables").mkdir()
+    for name in ("small", "twin"):
+        (tmp_path / "tables" / f"{name}.toml").write_text(SMALL)
+        figures = {"digits": {"quped-2bit": Figure(90.0, 0.5), "fedavg": Figure(80.0, 0.25)}}
+        monkeypatch.setitem(cast(dict[str, object], FIGURES), name, figures)
+    monkeypatch.setitem(reproduce.SAMPLES, "digits", 1442)
+    monkeypatch.chdir(tmp_path)
+    tables.cache_clear()
+    yield find_table("small")
+    tables.cache_clear()
+
+
+def test_every_table_has_the_papers_figures() -> None:
+    """Each has figures for exactly its columns and methods."""
+    assert len(tables()) == TABLE_COUNT == len(FIGURES)
+    for name, found in tables().items():
+        assert {column.name for column in found.columns} == set(FIGURES[name])
+        for column in found.columns:
+            assert tuple(FIGURES[name][column.name]) == found.methods
+
+
+def test_figures_by_hand() -> None:
+    """A few numbers of the paper, and how they are read."""
+    assert read("a b", "m 1.5 0.5 2 0.25\nn 3 1 4 1") == {
+        "a": {"m": Figure(1.5, 0.5), "n": Figure(3, 1)},
+        "b": {"m": Figure(2, 0.25), "n": Figure(4, 1)},
+    }
+    assert FIGURES["cifar10-cnn1"]["cifar10"]["quped-2bit"] == (74.58, 0.44)
+    assert FIGURES["mnist"]["4-classes"]["perfedavg"] == (98.93, 0.09)
+    assert FIGURES["heterogeneous"]["femnist-2bit-2bit"]["local"] == (91.11, 0.23)
+
+
+def test_every_cell_is_a_valid_experiment_with_the_papers_hyperparameters() -> None:
+    """tau = 10, decay 0.99, weight decay 1e-4, lr 0.1 but for two cases; bits as the method says."""
+    seen = 0
+    federated = [found for found in tables().values() if found.name != "table1"]
+    for found in federated:
+        for cell in found.cells(seeds=1):
+            experiment = cell.experiment
+            training, row = experiment.training, ROWS[cell.method]
+            exceptions = {("femnist", "local"): 0.075, ("cifar10", "perfedavg"): 0.125}
+            assert training.lr == exceptions.get((experiment.data.name, row.algorithm), 0.1)
+            assert (training.local_steps, training.lr_decay, training.weight_decay) == (10, 0.99, 1e-4)
+            assert experiment.methods[0].algorithm.name == row.algorithm
+            if found.name != "heterogeneous":
+                assert {group.bits for group in experiment.clients} == {row.bits}
+                assert bool(training.finetune_epochs) == (row.bits < 32)
+            seen += 1
+    assert seen == sum(len(t.columns) * len(t.methods) for t in federated) == 112
+
+
+def test_hyperparameters_that_depend_on_the_data_and_the_network() -> None:
+    """lambda(t) by data set, lambda_p by network, and the network of the global model."""
+    (cifar,) = find_table("cifar10-cnn1").cells(["quped-1bit"], seeds=1)
+    quantization = cifar.experiment.algorithm["quantization"]
+    assert quantization["lam"] == {"1": {"rate": 5e-7, "decay": 0.99}, "2": {"rate": 1e-6}}
+    assert cifar.experiment.training.finetune_epochs == 50
+    deep = {cell.method: cell.experiment for cell in find_table("cifar10-cnn2").cells(seeds=1)}
+    assert deep["quped"].algorithm["lambda_p"] == 0.15
+    assert deep["quped"].global_model is not None
+    assert deep["quped"].global_model.name == "cnn1"
+    assert deep["fedavg"].global_model is None  # it meets in the client's own
+    (fixed,) = find_table("no-center-updates").cells(["quped-1bit-fixed"], seeds=1)
+    assert fixed.experiment.algorithm["quantization"]["update_centers"] is False
+
+
+def test_table_1_is_the_papers_recipe() -> None:
+    """Adam with 0.01, lambda(t) = 1e-4 t, eta_2 1e-4 with two drops, 250 epochs; full precision is only evaluated."""
+    recipes = {cell.method: cell.recipe for cell in find_table("table1").cells(columns=["resnet32"], seeds=1)}
+    two_bits, full = recipes["centers-2bit"], recipes["float"]
+    assert two_bits is not None
+    assert full is not None
+    assert (two_bits.model, two_bits.bits, two_bits.epochs, two_bits.finetune_epochs) == ("resnet32", 2, 250, 50)
+    assert (two_bits.lr, two_bits.lam, two_bits.batch_size) == (0.01, 1e-4, 128)
+    assert [two_bits.eta2_at(t) for t in (1, 79, 80, 140)] == pytest.approx([1e-4, 1e-4, 1e-5, 1e-6])
+    assert full.epochs == 0
+    (short,) = find_table("table1").cells(["centers-1bit"], ["resnet20"], 1, 10)
+    assert short.recipe is not None
+    assert (short.recipe.epochs, short.recipe.finetune_epochs, short.recipe.stretch) == (10, 2, 25.0)
+
+
+def test_a_shortened_run_ends_where_the_full_one_does() -> None:
+    """Its schedules pass five times as fast, and its share of fine-tuning is the same."""
+    full, short = (find_table("mnist").cells(["quped-2bit"], ["3-classes"], 1, e)[0] for e in (None, 10))
+    assert short.shortened
+    assert not full.shortened
+    assert short.path == Path("mnist/3-classes/quped-2bit/epochs-10/seed-0.json")
+    assert full.path == Path("mnist/3-classes/quped-2bit/seed-0.json")
+    training = short.experiment.training
+    assert (training.epochs, training.finetune_epochs, training.stretch) == (10, 1, 5.0)
+    assert find_table("mnist").cells(["fedavg"], None, 1, 50)[0].path.parent.name == "fedavg"
+
+
+def test_unknown_names_are_refused_with_a_hint() -> None:
+    """Tables, methods, columns."""
+    with pytest.raises(InvalidValueError, match=r"no table 'minst'.*mnist"):
+        find_table("minst")
+    with pytest.raises(InvalidValueError, match=r"no method 'quped2bit'.*quped-2bit"):
+        find_table("mnist").cells(["quped2bit"])
+    with pytest.raises(InvalidValueError, match=r"no column '3'"):
+        find_table("mnist").cells(None, ["3"])
+
+
+def test_a_table_from_start_to_finish(small: table.Table) -> None:
+    """It runs, is shown, is skipped the second time, and one shared with another table is found there."""
+    runner = CliRunner()
+    done = runner.invoke(app, ["reproduce", "small", "--seeds", "2", "--workers", "0"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "4 to go" in done.output
+    assert "QuPeD" in done.output
+    assert "90.00 ± 0.50" in done.output
+    folder = Path("results/small")
+    assert {p.name for p in folder.iterdir()} == {"digits", "table.md", "table.json", "curves.png"}
+    assert (folder / "curves.png").stat().st_size > 10_000
+    assert not list(folder.rglob("*.partial"))
+    stamps = {path: path.stat().st_mtime_ns for path in folder.rglob("seed-*.json")}
+    assert len(stamps) == 4
+
+    again = runner.invoke(app, ["reproduce", "twin", "--seeds", "2", "--json"], catch_exceptions=False)
+    assert {path: path.stat().st_mtime_ns for path in Path("results").rglob("seed-*.json")} == stamps
+    values = json.loads(again.output)["columns"]["digits"]
+    assert [line["method"] for line in values] == ["quped-2bit", "fedavg"]
+    accuracies = [
+        json.loads((folder / f"digits/quped-2bit/seed-{s}.json").read_text())["accuracy"]["mean"] for s in (0, 1)
+    ]
+    assert values[0]["mean"] == pytest.approx(50 * sum(accuracies), abs=1e-4)
+    assert values[0]["std"] == pytest.approx(100 * abs(accuracies[0] - accuracies[1]) / 2**0.5, abs=1e-4)
+    assert values[0]["difference"] == pytest.approx(values[0]["mean"] - 90, abs=1e-4)
+
+    shown = runner.invoke(app, ["reproduce", "small", "--status"], catch_exceptions=False)
+    assert "fedavg" in shown.output
+    assert status(small.cells(seeds=2), Path("results")).missing == 0
+    assert status(small.cells(seeds=3), Path("results")).missing == 2
+
+
+def test_shortened_runs_are_marked_everywhere(small: table.Table) -> None:
+    """In the file, in the table, in Markdown; and a full run takes their place when it is there."""
+    out = Path("results")
+    (short,) = small.cells(["fedavg"], None, 1, 2)
+    result = run_cell(short, out, workers=0)
+    assert result is not None
+    assert (result["shortened"], result["epochs"], result["full_epochs"]) == (True, 2, 4)
+    assert "FedAvg [2 of 4 epochs]" in markdown(small, out)
+    (line,) = lines(small, small.columns[0], out)
+    assert line.std is None
+    (full,) = small.cells(["fedavg"], None, 1)
+    run_cell(full, out, workers=0)
+    assert "epochs]" not in markdown(small, out)
+    assert "FedAvg [2 of 4 epochs]" in markdown(small, out, epochs=2)
+
+
+def test_a_changed_table_is_run_anew(small: table.Table, tmp_path: Path) -> None:
+    """A result of other hyperparameters is not taken for one of these."""
+    (cell,) = small.cells(["fedavg"], None, 1)
+    run_cell(cell, tmp_path, workers=0)
+    assert stored(cell, tmp_path) is not None
+    changed = small.model_copy(update={"training": {**small.training, "lr": 0.2}, "columns": small.columns})
+    (other,) = changed.cells(["quped-2bit"], None, 1)
+    assert stored(other, tmp_path) is None
+    column = small.columns[0].model_copy(update={"lr": {"fedavg": 0.3}})
+    assert stored(Cell(small, column, "fedavg", 0), tmp_path) is None
+
+
+def test_a_run_of_another_process_is_left_to_it(small: table.Table, tmp_path: Path) -> None:
+    """Two calls do not compute the same."""
+    (cell,) = small.cells(["fedavg"], None, 1)
+    seen: list[object] = []
+
+    def meanwhile(_: object) -> None:
+        if not seen:
+            seen.append(run_cell(cell, tmp_path, workers=0))
+
+    assert run_cell(cell, tmp_path, workers=0, progress=meanwhile) is not None
+    assert seen == [None]
+
+
+def test_documents_agree_with_the_records(small: table.Table) -> None:
+    """--check finds a number that was changed by hand, --update puts it right."""
+    (cell,) = small.cells(["fedavg"], None, 1)
+    run_cell(cell, Path("results"), workers=0)
+    docs = Path("results.md")
+    docs.write_text("# Results\n\n<!-- results: small -->\n<!-- end -->\n\nMore.\n")
+    runner = CliRunner()
+    with pytest.raises(RunError, match="does not agree"):
+        runner.invoke(app, ["reproduce", "--check", "--docs", "results.md"], catch_exceptions=False)
+    runner.invoke(app, ["reproduce", "--update", "--docs", "results.md"], catch_exceptions=False)
+    text = docs.read_text()
+    assert "| FedAvg | FP |" in text
+    assert text.endswith("<!-- end -->\n\nMore.\n")
+    fine = runner.invoke(app, ["reproduce", "--check", "--docs", "results.md"], catch_exceptions=False)
+    assert "agrees" in fine.output
+    docs.write_text(text.replace("80.00 ± 0.25", "81.00 ± 0.25"))
+    with pytest.raises(RunError, match=r"81\.00"):
+        runner.invoke(app, ["reproduce", "--check", "--docs", "results.md"], catch_exceptions=False)
+    with pytest.raises(RunError, match="'none', which does not exist"):
+        document("<!-- results: none -->\n<!-- end -->", Path("results"))
+
+
+def test_the_projects_own_documents_agree_with_its_records() -> None:
+    """docs/results.md is made of results/."""
+    root = Path(__file__).parents[1]
+    text = (root / "docs/results.md").read_text()
+    assert document(text, root / "results") == text
