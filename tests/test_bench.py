@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from quped.bench import Load, measure, plain_round, sgemm_peak, step_flops
+from quped.bench import Load, measure, plain_cnn1, plain_round, sgemm_peak, step_flops
+from quped.models import cnn1
 
 SMALL = Load(clients=3, steps=2, batch_size=5, samples=10)
 
@@ -18,6 +19,7 @@ def test_the_numbers_fit_together() -> None:
     assert numbers["ratio_vs_plain_2threads"] == pytest.approx(rates["processes"] / rates["plain_2threads"], rel=0.01)
     assert numbers["quped_over_fedavg"] == pytest.approx(rates["processes"] / rates["processes_quped_2bit"], rel=0.01)
     assert 0 < numbers["fraction_of_peak"] < 1
+    assert 0 < numbers["evaluation_share"] < 1
     assert numbers["hours_for_a_paper_run"]["fedavg"] == pytest.approx(500_000 / rates["processes"] / 3600, abs=0.01)
 
 
@@ -27,6 +29,14 @@ def test_the_plain_loop_leaves_the_number_of_threads() -> None:
     plain_round(SMALL, SMALL.data(), threads=1)
     sgemm_peak(threads=1, size=64)
     assert torch.get_num_threads() == before
+
+
+def test_the_plain_network_is_the_same_network() -> None:
+    """With the same weights it gives the same outputs: the loops compute the same."""
+    plain, ours = plain_cnn1(), cnn1((3, 32, 32), 10)
+    plain.load_state_dict(dict(zip(plain.state_dict(), ours.state_dict().values(), strict=True)))
+    images = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(plain(images), ours(images))
 
 
 def test_operations_are_counted() -> None:

@@ -19,10 +19,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from quped.algorithms import AnyAlgorithm, FedAvg, QuPeD, Task
-from quped.data import TensorSamples
+from quped.data import Subset, TensorSamples
 from quped.data.batches import draw
 from quped.engines import Engine, InlineEngine, Plan, Player, ProcessEngine, usable_cores
 from quped.models import FunctionalNetwork, cnn1
+
+ROUNDS_PER_EVALUATION = 20
+"""In our file of that experiment: 5 epochs of 40 steps."""
 
 PAPER_ITERATIONS = 500_000
 """Client-iterations of one CIFAR-10 run of the paper: 50 clients, 250 epochs of 40 steps."""
@@ -37,6 +40,8 @@ class Load:
     batch_size: int = 25
     samples: int = 100
     """Per client; more would only be drawn from."""
+    tests: int = 200
+    """Test samples per client, as in the paper; these, too, are among the `samples`."""
 
     @property
     def iterations(self) -> int:
@@ -76,6 +81,7 @@ def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any
             "inline": lambda: play(inline, FedAvg(), load),
             "processes": lambda: play(fast, FedAvg(), load),
             "processes_quped_2bit": lambda: play(quantized, QuPeD(), load),
+            "evaluation": lambda: evaluate(fast, FedAvg()),
         }
         for turn in range(turns + 1):  # the first one is to warm up
             for name, run in contestants.items():
@@ -83,7 +89,9 @@ def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any
                 run()
                 if turn:
                     times.setdefault(name, []).append(time.perf_counter() - began)
-    rates = {name: load.iterations / statistics.median(taken) for name, taken in times.items()}
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    evaluation = medians.pop("evaluation")
+    rates = {name: load.iterations / taken for name, taken in medians.items()}
     peak = sgemm_peak(threads=workers)
     return {
         "rates": {name: round(rate, 1) for name, rate in rates.items()},
@@ -93,6 +101,7 @@ def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any
         "quped_over_fedavg": round(rates["processes"] / rates["processes_quped_2bit"], 3),
         "fraction_of_peak": round(rates["processes"] * step_flops(load) / peak, 4),
         "sgemm_gflops": round(peak / 1e9, 1),
+        "evaluation_share": round(evaluation / (evaluation + ROUNDS_PER_EVALUATION * medians["processes"]), 4),
         "peak_memory_mb": round(peak_memory() / 1e6),
         "hours_for_a_paper_run": {
             "fedavg": round(PAPER_ITERATIONS / rates["processes"] / 3600, 2),
@@ -108,7 +117,11 @@ def engine(algorithm: AnyAlgorithm, bits: int, load: Load, data: list[TensorSamp
     network = FunctionalNetwork(cnn1((3, 32, 32), 10))
     quantized = network.quantized if bits < 32 else ()
     task = Task(network, network.initial, network, network.initial, bits, quantized)
-    players = [Player(f"c{i:03d}", task, samples, samples, load.batch_size) for i, samples in enumerate(data)]
+    tests = [Subset(samples, torch.arange(load.tests) % load.samples) for samples in data]
+    players = [
+        Player(f"c{i:03d}", task, train, test, load.batch_size)
+        for i, (train, test) in enumerate(zip(data, tests, strict=True))
+    ]
     if workers == 0:
         return InlineEngine(algorithm, players, load.plan(), seed=0)
     return ProcessEngine(algorithm, players, load.plan(), 0, workers)
@@ -119,6 +132,12 @@ def play(engine: Engine, algorithm: AnyAlgorithm, load: Load) -> None:
     network = FunctionalNetwork(cnn1((3, 32, 32), 10))
     shared = algorithm.init_shared(Task(network, network.initial, network, network.initial))
     engine.play(shared, load.plan().clock(0), list(range(load.clients)))
+
+
+def evaluate(engine: Engine, algorithm: AnyAlgorithm) -> None:
+    """Evaluate every client once."""
+    network = FunctionalNetwork(cnn1((3, 32, 32), 10))
+    engine.scores(algorithm.init_shared(Task(network, network.initial, network, network.initial)))
 
 
 def plain_cnn1() -> nn.Sequential:

@@ -33,7 +33,7 @@ def engine(
 ) -> None:
     """Compare the engines with a plain PyTorch loop: FedAvg and QuPeD, CNN1, 50 clients, batches of 25 images."""
     if not as_json:
-        typer.echo(f"{turns + 1} turns of 5 contestants: this takes minutes.")
+        typer.echo(f"{turns + 1} turns of 6 contestants: this takes minutes.")
     numbers = measure(Load(), turns, workers)
     if as_json:
         print(json.dumps(numbers, indent=2))
@@ -52,5 +52,6 @@ def engine(
         f"({numbers['sgemm_gflops']:.0f} GFLOP/s).\n"
         f"One CIFAR-10 run of the paper takes {hours['fedavg']:.1f} h with FedAvg, "
         f"{hours['quped_2bit']:.1f} h with QuPeD at 2 bits. "
+        f"Evaluation takes {numbers['evaluation_share']:.1%} of the former. "
         f"Memory of a worker: {numbers['peak_memory_mb']:,} MB at most."
     )
