@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 
-from quped.quant import nearest, place, prox_centers, prox_centers_exact, prox_weights
+from quped.quant import descend_centers, nearest, place, prox_centers, prox_centers_exact, prox_weights
 
 strengths = st.integers(0, 64).map(lambda n: n / 16)
 
@@ -229,6 +229,12 @@ def test_the_linear_prox_does_not_see_weights_on_their_center() -> None:
     centers, mu = torch.tensor([[0.0, 10.0]]), torch.tensor([[0.0, 9.0]])
     assert prox_centers(mu, x, centers, 1.0).tolist() == [[0.0, 9.0]]
     assert prox_centers_exact(mu, x, centers, 1.0).tolist() == [[0.0, 10.0]]
+
+
+def test_center_gradients_are_cut() -> None:
+    """c - eta_2 h, with h = 3 as it is and h = -40 and 12 cut to 10."""
+    centers, h = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[3.0, -40.0, 12.0]])
+    assert descend_centers(centers, h, 0.5, 10.0).tolist() == [[-0.5, 7.0, -1.0]]
 
 
 @repeatable

@@ -17,6 +17,7 @@ from quped.errors import check
 from quped.quant import (
     PAPER,
     Linear,
+    descend_centers,
     initial_centers,
     nearest,
     place,
@@ -35,6 +36,8 @@ class Quantization:
 
     eta2: float = 1e-4
     """eta_2, the learning rate of the centers."""
+    clip: float = 10.0
+    """How large an entry of h, the gradient by a center, may be; larger ones are cut. That of the authors' code."""
     lam: Mapping[int, Linear] = field(default_factory=lambda: dict(PAPER))
     """lambda(t) by bit-width; a width that is not listed takes the next lower one."""
     sharpness: float = math.inf
@@ -49,6 +52,7 @@ class Quantization:
     def __post_init__(self) -> None:
         """Check the ranges."""
         check(0 <= self.eta2 < math.inf, "eta2", "at least 0 and finite", self.eta2)
+        check(self.clip > 0, "clip", "above 0", self.clip)
         check(self.sharpness > 0, "sharpness P", "above 0", self.sharpness)
         check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
         some = isinstance(self.lam, Mapping) and len(self.lam) > 0
@@ -176,7 +180,7 @@ def step_centers(problem: Problem, learner: Learner, lam: float, assigned: Param
         return learner._replace(q_buffers=problem.logits(at(c), learner.q_buffers)[1])
     prox = prox_centers if hyper.center_prox == "linear" else prox_centers_exact
     h, _, buffers = gradient(lambda centers: problem.run(at(centers), learner.q_buffers), c)
-    mu = tree.add_scaled(c, h, -hyper.eta2)
+    mu = {k: descend_centers(c[k], h[k], hyper.eta2, hyper.clip) for k in c}
     moved = {k: prox(mu[k], x[k], c[k], lam * hyper.eta2, assigned[k]).sort(1).values for k in c}
     return learner._replace(c=moved, q_buffers=buffers)
 
@@ -198,7 +202,8 @@ def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tupl
         grads |= {k: grads[k] + penalty[k] for k in free}
     velocity = {k: v for k, v in learner.velocity.items() if k in free}
     free, velocity = problem.task.sgd.step(free, {k: grads[k] for k in free}, velocity, problem.clock.lr)
-    moved = tree.add_scaled(c, grads, -problem.hyper.eta2) if problem.hyper.update_centers else c
+    hyper = problem.hyper
+    moved = {k: descend_centers(c[k], grads[k], hyper.eta2, hyper.clip) if hyper.update_centers else c[k] for k in c}
     return learner._replace(
         x=Model(placed(x | free, moved, assigned), learner.x.buffers),
         c={k: v.sort(1).values for k, v in moved.items()},

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from quped.centralized.selection import GroupSpec, Selection, groups_of
 from quped.centralized.statistics import clones, holding, write
 from quped.errors import InvalidValueError, RunError, check
-from quped.quant import Linear, nearest, place
+from quped.quant import Linear, descend_centers, nearest, place
 from quped.typing import Params
 
 Closure = Callable[[bool], Tensor]
@@ -25,6 +25,9 @@ x, and True where it holds other, quantized weights in place of x."""
 
 Schedule = Callable[[float], float]
 """lambda(t)."""
+
+CLIP = 10.0
+"""How large an entry of h, the gradient by a center, may be; larger ones are cut. That of the authors' code."""
 
 Gradients = dict[Tensor, Tensor | None]
 """By parameter; None where the loss does not depend on it."""
@@ -208,7 +211,7 @@ class QuantizedOptimizer(ABC):
         for name, eta2 in self._eta2().items() if self.centers_learn else ():
             x, c, assignment = self.x[name], self.centers[name], self.assignment[name]
             h = pull_back(partial(place, assignment=assignment, shape=x.shape), c, gradients[x])
-            self.centers[name], self.assignment[name] = in_order(c - eta2 * h, assignment)
+            self.centers[name], self.assignment[name] = in_order(descend_centers(c, h, eta2, CLIP), assignment)
         write(self.x, self._placed())
         return loss
 

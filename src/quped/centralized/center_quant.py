@@ -9,11 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from quped.centralized.base import Closure, Gradients, QuantizedOptimizer, Schedule, at, pull_back
+from quped.centralized.base import CLIP, Closure, Gradients, QuantizedOptimizer, Schedule, at, pull_back
 from quped.centralized.selection import GroupSpec, Selection
 from quped.centralized.statistics import clones, holding, write
 from quped.errors import check
-from quped.quant import Start, initial_centers, nearest, place, prox_centers, prox_weights, quantize
+from quped.quant import Start, descend_centers, initial_centers, nearest, place, prox_centers, prox_weights, quantize
 
 
 class CenterQuant(QuantizedOptimizer):
@@ -93,5 +93,6 @@ class CenterQuant(QuantizedOptimizer):
             self.q_buffers = clones(buffers)
         for name, eta2 in self._eta2().items():
             c = self.centers[name]
-            mu = c - eta2 * pull_back(partial(values, name=name), c, gradients[self.x[name]])
+            h = pull_back(partial(values, name=name), c, gradients[self.x[name]])
+            mu = descend_centers(c, h, eta2, CLIP)
             self.centers[name] = prox_centers(mu, x[name], c, lam * eta2, assigned[name]).sort(1).values

@@ -1,7 +1,7 @@
 """The mathematics of quantization: centers, quantizers, proximal maps, lambda schedules."""
 
 from quped.quant.centers import Start, initial_centers
-from quped.quant.prox import prox_centers, prox_centers_exact, prox_weights
+from quped.quant.prox import descend_centers, prox_centers, prox_centers_exact, prox_weights
 from quped.quant.quantizer import distance, hard, nearest, objective, place, quantize, soft
 from quped.quant.schedules import PAPER, Linear, schedule_for
 
@@ -9,6 +9,7 @@ __all__ = [
     "PAPER",
     "Linear",
     "Start",
+    "descend_centers",
     "distance",
     "hard",
     "initial_centers",

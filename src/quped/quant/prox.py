@@ -18,6 +18,15 @@ def prox_weights(y: Tensor, centers: Tensor, strength: float, assignment: Tensor
     return target + functional.softshrink(y - target, strength / 2)
 
 
+def descend_centers(centers: Tensor, h: Tensor, eta2: float, clip: float) -> Tensor:
+    """c - eta_2 h, with each entry of h cut to at most `clip` in size.
+
+    h sums up the gradients of thousands of weights. Uncut, a single batch can throw a center so far that every unit
+    behind it is off for every input, and no gradient ever brings it back.
+    """
+    return torch.add(centers, h.clamp(-clip, clip), alpha=-eta2)
+
+
 def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, strength: float, assignment: Tensor | None = None) -> Tensor:
     """prox_{eta_2 lambda R(x, .)}(mu), with R linearised at the centers c^t that mu = c^t - eta_2 h started from.
 
