@@ -198,9 +198,14 @@ def test_a_changed_table_is_run_anew(small: table.Table, tmp_path: Path) -> None
     (cell,) = small.cells(["fedavg"], None, 1)
     run_cell(cell, tmp_path, workers=0)
     assert stored(cell, tmp_path) is not None
-    changed = small.model_copy(update={"training": {**small.training, "lr": 0.2}, "columns": small.columns})
-    (other,) = changed.cells(["quped-2bit"], None, 1)
-    assert stored(other, tmp_path) is None
+    (quantized,) = small.cells(["quped-2bit"], None, 1)
+    assert quantized.config["algorithm"]["quantization"]["clip"] == 10.0  # defaults are part of it, too
+    run_cell(quantized, tmp_path, workers=0)
+    path = tmp_path / quantized.path
+    result = json.loads(path.read_text())
+    result["config"]["algorithm"]["quantization"]["clip"] = 5.0
+    path.write_text(json.dumps(result))
+    assert stored(quantized, tmp_path) is None
     column = small.columns[0].model_copy(update={"lr": {"fedavg": 0.3}})
     assert stored(Cell(small, column, "fedavg", 0), tmp_path) is None
 
@@ -214,8 +219,25 @@ def test_a_run_of_another_process_is_left_to_it(small: table.Table, tmp_path: Pa
         if not seen:
             seen.append(run_cell(cell, tmp_path, workers=0))
 
-    assert run_cell(cell, tmp_path, workers=0, progress=meanwhile) is not None
+    first = run_cell(cell, tmp_path, workers=0, progress=meanwhile)
+    assert first is not None
     assert seen == [None]
+    assert run_cell(cell, tmp_path, workers=0) == first  # not computed again: seconds are equal, too
+
+
+def test_networks_remember_what_they_started_from(tmp_path: Path) -> None:
+    """A result from other weights is not taken; full precision alone gives no speed to guess from."""
+    (cell,) = find_table("table1").cells(["float"], ["resnet20"], 3)
+    write = tmp_path / cell.path
+    write.parent.mkdir(parents=True)
+    write.write_text(json.dumps({"config": cell.config, "weights": "abc", "seconds": 3.0}))
+    assert stored(cell, tmp_path, "abc") is not None
+    assert stored(cell, tmp_path, "def") is None
+    assert stored(cell, tmp_path) is not None
+    cells = find_table("table1").cells(None, ["resnet20"], 1)
+    assert status(cells, tmp_path).seconds_left > 3600
+    with pytest.raises(InvalidValueError, match=r"--warm-start FOLDER.*resnet20\*"):
+        run_cell(cells[1], tmp_path, warm_start=tmp_path)
 
 
 def test_documents_agree_with_the_records(small: table.Table) -> None:
@@ -245,3 +267,5 @@ def test_the_projects_own_documents_agree_with_its_records() -> None:
     root = Path(__file__).parents[1]
     text = (root / "docs/results.md").read_text()
     assert document(text, root / "results") == text
+    for name in tables():
+        assert not markdown(tables()[name], root / "results") or f"<!-- results: {name} -->" in text

@@ -16,7 +16,7 @@ from quped.centralized.training import METHODS, Epoch, Recipe, packed, train, un
 from quped.cli import app
 from quped.data import Subset
 from quped.data.digits import digits
-from quped.errors import InvalidValueError
+from quped.errors import InvalidValueError, QupedError
 from quped.models import mlp
 from quped.runs import RunRecord
 
@@ -127,5 +127,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     again = runner.invoke(app, ["train", "--resume", "run", "--json"], catch_exceptions=False)
     assert json.loads(again.output)["recipe"]["bits"] == 2
-    with pytest.raises(InvalidValueError, match="which network"):
-        runner.invoke(app, ["train"], catch_exceptions=False)
+    for arguments, words in (
+        (["train"], "which network"),
+        (["train", "--resume", "run", "--epochs", "7"], "leave out epochs"),
+        (["train", "mlp", *options], "--overwrite"),
+        (["train", "mlp", "--data", "digits", "--method", "proxquant", "--bits", "2", "--out", "other"], "ProxQuant"),
+        (["run", "--resume", "run"], "no run of `quped run`"),
+    ):
+        with pytest.raises(QupedError, match=words):
+            runner.invoke(app, arguments, catch_exceptions=False)
+    assert not Path("other").exists()

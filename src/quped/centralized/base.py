@@ -65,10 +65,13 @@ class QuantizedOptimizer(ABC):
         *,
         bits: int | None,
         eta2: float = 0.0,
+        clip: float = CLIP,
     ) -> None:
         """Wrap `base`; `start` gives the centers of a tensor, of a number that is its second argument."""
         check(isinstance(base, Optimizer), "base optimizer", "a torch.optim.Optimizer", base)
+        check(clip > 0, "clip", "above 0", clip)
         self.base = base
+        self.clip = clip
         self.model, self.groups = groups_of(params, bits, eta2)
         self.t = 1.0
         """The t of lambda(t), in epochs: set it at the start of each. The first epoch is 1, so that lambda is not 0
@@ -211,7 +214,7 @@ class QuantizedOptimizer(ABC):
         for name, eta2 in self._eta2().items() if self.centers_learn else ():
             x, c, assignment = self.x[name], self.centers[name], self.assignment[name]
             h = pull_back(partial(place, assignment=assignment, shape=x.shape), c, gradients[x])
-            self.centers[name], self.assignment[name] = in_order(descend_centers(c, h, eta2, CLIP), assignment)
+            self.centers[name], self.assignment[name] = in_order(descend_centers(c, h, eta2, self.clip), assignment)
         write(self.x, self._placed())
         return loss
 

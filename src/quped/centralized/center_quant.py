@@ -40,6 +40,7 @@ class CenterQuant(QuantizedOptimizer):
         bits: int | None = None,
         lam: Schedule,
         eta2: float = 1e-4,
+        clip: float = CLIP,
         sharpness: float = math.inf,
         start: Start = "range",
         per_channel: bool = False,
@@ -48,7 +49,12 @@ class CenterQuant(QuantizedOptimizer):
         check(sharpness > 0, "sharpness P", "above 0", sharpness)
         self.lam, self.sharpness = lam, sharpness
         super().__init__(
-            base, params, partial(initial_centers, start=start, per_channel=per_channel), bits=bits, eta2=eta2
+            base,
+            params,
+            partial(initial_centers, start=start, per_channel=per_channel),
+            bits=bits,
+            eta2=eta2,
+            clip=clip,
         )
 
     def _learn(self, closure: Closure) -> Tensor:
@@ -94,5 +100,5 @@ class CenterQuant(QuantizedOptimizer):
         for name, eta2 in self._eta2().items():
             c = self.centers[name]
             h = pull_back(partial(values, name=name), c, gradients[self.x[name]])
-            mu = descend_centers(c, h, eta2, CLIP)
+            mu = descend_centers(c, h, eta2, self.clip)
             self.centers[name] = prox_centers(mu, x[name], c, lam * eta2, assigned[name]).sort(1).values

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quped.centralized.base import QuantizedOptimizer, linear
+from quped.centralized.base import CLIP, QuantizedOptimizer, linear
 from quped.centralized.binary_relax import BinaryRelax, geometric
 from quped.centralized.center_quant import CenterQuant
 from quped.centralized.kmeans import KMeans
@@ -26,7 +26,7 @@ from quped.centralized.selection import quantizable
 from quped.centralized.straight_through import StraightThrough
 from quped.data import DATASETS, Dataset, Samples, Subset
 from quped.data.partition import Indices
-from quped.errors import InvalidValueError, check, nearest
+from quped.errors import InvalidValueError, NetworkError, check, nearest
 from quped.evaluate import accuracy
 from quped.models import cnn1, cnn2, mlp, resnet
 from quped.rng import generator, torch_seeded
@@ -52,7 +52,7 @@ NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained. The defaults are the paper's."""
+    """How a network is trained. Learning rates and lambda are the paper's, which leaves open epochs and batch size."""
 
     model: str = "resnet20"
     data: str = "cifar10"
@@ -67,6 +67,8 @@ class Recipe:
     """Of Adam, without weight decay."""
     lam: float = 1e-4
     """lambda(t) = lam * t, t in epochs from 1 on."""
+    clip: float = CLIP
+    """How large an entry of the gradient by a center may be."""
     eta2: float = 1e-4
     """The learning rate of the centers; a tenth of it from epoch 80 on, a hundredth from 140 on."""
     stretch: float = 1.0
@@ -102,7 +104,7 @@ class Recipe:
         adam, which, lam = torch.optim.Adam(model.parameters(), lr=self.lr), quantizable(model), linear(self.lam)
         match self.method:
             case "centers":
-                return CenterQuant(adam, which, bits=self.bits, lam=lam, eta2=self.eta2)
+                return CenterQuant(adam, which, bits=self.bits, lam=lam, eta2=self.eta2, clip=self.clip)
             case "proxquant":
                 return ProxQuant(adam, which, bits=self.bits, lam=lam)
             case "binaryrelax":
@@ -144,13 +146,7 @@ Tell = Callable[[Epoch | float], None]
 
 def train(recipe: Recipe, record: RunRecord, tell: Tell = lambda _: None) -> dict[str, Any]:
     """Train, from the last checkpoint on if there is one, and record it; return what `result.json` says."""
-    data = DATASETS[recipe.data]()
-    samples, held = halves(data, recipe)
-    with torch_seeded(recipe.seed, "network"):
-        model = NETWORKS[recipe.model](data.input_shape, data.classes)
-    if recipe.warm_start is not None:
-        load_weights(model, Path(recipe.warm_start))
-    optimizer = recipe.optimizer(model)
+    model, optimizer, samples, held = prepare(recipe)
     points = resume(record, model, optimizer)
     began = time.monotonic() - (points[-1].seconds if points else 0.0)
     for epoch in range(len(points), recipe.epochs):
@@ -182,6 +178,22 @@ def train(recipe: Recipe, record: RunRecord, tell: Tell = lambda _: None) -> dic
     }
     record.result(result)
     return result
+
+
+def prepare(recipe: Recipe) -> tuple[nn.Module, QuantizedOptimizer, Samples, Samples]:
+    """Return the network, its optimizer, and the samples to train on and to evaluate on; all of it checked."""
+    data = DATASETS[recipe.data]()
+    samples, held = halves(data, recipe)
+    try:
+        with torch_seeded(recipe.seed, "network"):
+            model = NETWORKS[recipe.model](data.input_shape, data.classes)
+        with torch.no_grad():
+            model.eval()(*samples.batch(torch.zeros(1, dtype=torch.long)).inputs)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise NetworkError(f"The network {recipe.model} does not fit the data set {recipe.data}: {error}") from error
+    if recipe.warm_start is not None:
+        load_weights(model, Path(recipe.warm_start))
+    return model, recipe.optimizer(model), samples, held
 
 
 def one_epoch(

@@ -67,11 +67,13 @@ def reproduce_command(
     if check or update:
         agree(docs, out, console, write=update)
         return
+    if table is None and (methods or columns):
+        raise InvalidValueError("Say of which table: quped reproduce TABLE --methods A,B.")
     if list_tables or (table is None and not show_status):
         show_tables(console)
         return
     wanted = [find_table(table)] if table is not None else list(tables().values())
-    rows, fields = (None if names is None else names.split(",") for names in (methods, columns))
+    rows, fields = (None if names is None else [n.strip() for n in names.split(",")] for names in (methods, columns))
     cells = [cell for found in wanted for cell in found.cells(rows, fields, seeds, epochs)]
     if show_status:
         tell_status(console, wanted, cells, out)
@@ -159,7 +161,9 @@ def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: P
                     left = duration(there.seconds_left) if there.missing else ""
                     shown.add_row(table.name, column.name, method, str(there.done), str(there.missing), left)
     console.print(shown)
-    console.print("The time left is guessed from the runs that are done.")
+    console.print(
+        "The time left is guessed: from the runs of the row that are done, or else from the speed of a usual machine."
+    )
 
 
 def agree(docs: Path, out: Path, console: Console, *, write: bool) -> None:

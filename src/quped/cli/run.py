@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from quped import fit
 from quped.cli.tables import client_table, comparison_table, verdict
-from quped.errors import InterruptedRunError, InvalidValueError
+from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.experiments import find, load, presets, run_experiment, validate
 from quped.runs import CONFIG, read_json
 
@@ -72,6 +72,8 @@ def run_command(
         if preset or change or seed is not None or out or overwrite:
             raise InvalidValueError("--resume takes the experiment from the record: give no other options of it.")
         asked = read_json(resume / CONFIG)
+        if "preset" not in asked:
+            raise RunError(f"{resume} holds no run of `quped run`: go on with it by the command that began it.")
         name, number, folder = asked["preset"], asked["seed"], resume
         experiment = validate(asked["config"], str(resume / CONFIG))
     else:

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from quped.centralized.training import METHODS, NETWORKS, Epoch, Recipe, train
-from quped.errors import InvalidValueError
+from quped.centralized.training import METHODS, NETWORKS, Epoch, Recipe, prepare, train
+from quped.errors import InvalidValueError, RunError
 from quped.report.weights import draw
-from quped.runs import CONFIG, RunRecord, read_json
+from quped.runs import CONFIG, RunRecord, holds_run, read_json
 
 DEFAULTS = Recipe()
 
@@ -57,6 +57,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print result.json, and nothi
 
 
 def train_command(
+    context: typer.Context,
     network: Network = None,
     data: Data = DEFAULTS.data,
     method: Method = DEFAULTS.method,
@@ -82,9 +83,16 @@ def train_command(
     A checkpoint is written after every epoch; `--resume DIR` goes on from the last one.
     """
     if resume is not None:
-        if network is not None:
-            raise InvalidValueError("--resume takes everything from the record: give no network.")
-        recipe, record = Recipe(**read_json(resume / CONFIG)), RunRecord(resume)
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        if others := given - {"resume", "threads", "as_json"}:
+            raise InvalidValueError(
+                f"--resume takes everything from the record: leave out {', '.join(sorted(others))}."
+            )
+        asked = read_json(resume / CONFIG)
+        if "recipe" not in asked:
+            raise RunError(f"{resume} holds no run of `quped train`: go on with it by the command that began it.")
+        recipe, record = Recipe(**asked["recipe"]), RunRecord(resume)
     else:
         if network is None:
             raise InvalidValueError(f"Say which network to train: one of {', '.join(NETWORKS)}.")
@@ -105,15 +113,25 @@ def train_command(
             validation=validation,
         )
         folder = out or Path("runs") / f"{network}-{datetime.now():%Y%m%d-%H%M%S}"
+        if holds_run(folder) and not overwrite:
+            raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite or --resume.")
+        prepare(recipe)  # so that nothing is written, or overwritten, for a recipe that cannot be followed
         record = RunRecord.create(folder, overwrite=overwrite)
-        record.config(asdict(recipe))
+        record.config({"recipe": asdict(recipe)})
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(quiet=as_json, highlight=False)
     done = record.finished()
     if done is None:
-        with epoch_bar(console, recipe) as tell:
-            done = train(recipe, record, tell)
+        try:
+            with epoch_bar(console, recipe) as tell:
+                done = train(recipe, record, tell)
+        except KeyboardInterrupt:
+            typer.echo(
+                f"Interrupted. Go on after the last finished epoch with:\n  quped train --resume {record.path}",
+                err=True,
+            )
+            raise
     last = done["curve"][-1]
     size = f"{recipe.bits}-bit " if recipe.quantizes else ""
     where = "validation" if recipe.validation else "test"

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,15 +25,17 @@ GUESSED_RATE = 600.0
 """Client-iterations of FedAvg per second, as long as no run has told."""
 
 
-def stored(cell: Cell, folder: Path) -> Result | None:
-    """Return the result of a cell if it was run with this very configuration, under this table or another one."""
+def stored(cell: Cell, folder: Path, weights: str | None = None) -> Result | None:
+    """Return the result of a cell if it was run with this very configuration, under this table or another one.
+
+    With `weights`, the checksum of a file, only if it began with these.
+    """
     config = cell.config
     for name in (cell.table.name, *(name for name in tables() if name != cell.table.name)):
         path = folder / name / cell.path.relative_to(cell.table.name)
         if path.exists():
             result = read_json(path)
-            # Tables describe the same run in different words.
-            if {**result["config"], "description": ""} == {**config, "description": ""}:
+            if result["config"] == config and weights in (None, result.get("weights")):
                 return result
     return None
 
@@ -55,12 +57,17 @@ def run_cell(
     path = folder / cell.path
     config = cell.config
     recipe = None if cell.recipe is None else started(cell.recipe, warm_start)
-    key = hashlib.sha256(json.dumps(config).encode()).hexdigest()[:8]
+    weights = None if recipe is None else checksum(recipe)
+    key = hashlib.sha256(json.dumps([config, weights]).encode()).hexdigest()[:8]
     # Of this configuration alone: after a change of the table, an old checkpoint is not gone on with.
     scratch = path.with_name(f"{path.stem}.{key}.partial")
-    scratch.mkdir(parents=True, exist_ok=True)
+    lock = scratch.with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(scratch / "lock", blocking=False):
+        with FileLock(lock, blocking=False):
+            if (done := stored(cell, folder, weights)) is not None:  # by another process, since this one last looked
+                return done
+            scratch.mkdir(exist_ok=True)
             tell = progress or (lambda _: None)
             came = (
                 run_federation(cell, scratch, workers, tell) if recipe is None else run_network(recipe, scratch, tell)
@@ -71,10 +78,11 @@ def run_cell(
                 **{"versions": versions(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "config": config},
             }
             write_json(path, result)
+            shutil.rmtree(scratch)
+            lock.unlink()  # whoever still gets it finds the result
+            return result
     except Timeout:
         return None
-    shutil.rmtree(scratch)
-    return result
 
 
 def run_federation(cell: Cell, scratch: Path, workers: int | None, tell: Callable[[Progress], None]) -> Result:
@@ -88,6 +96,7 @@ def run_federation(cell: Cell, scratch: Path, workers: int | None, tell: Callabl
         "accuracy": fit.result()["accuracy"],
         "curve": [{"epoch": p.epoch, "accuracy": p.mean, "loss": p.loss} for p in fit.curve],
         **{"epochs": fit.epochs, "rounds": fit.rounds, "seconds": round(fit.seconds, 3)},
+        "samples": sum(client.samples for client in fit.clients),
     }
 
 
@@ -97,7 +106,8 @@ def started(recipe: Recipe, folder: Path | None) -> Recipe:
     if len(found) != 1:
         raise InvalidValueError(
             f"The network {recipe.model} starts from weights in full precision: pass --warm-start FOLDER with one file "
-            f"{recipe.model}*.safetensors in it (one can be made with: quped train {recipe.model} --method float)."
+            f"{recipe.model}*.safetensors in it. `quped train {recipe.model} --method float --out DIR` makes one: "
+            "DIR/models/model.safetensors, to be copied under that name."
         )
     return replace(recipe, warm_start=str(found[0]))
 
@@ -110,14 +120,20 @@ def run_network(recipe: Recipe, scratch: Path, tell: Callable[[Progress], None])
             point = Evaluation(news.epoch, news.epoch, news.phase, news.loss, {"test": news.accuracy}, news.seconds)
             tell(Progress(news.epoch, recipe.epochs, news.epoch, news.phase, news.loss, point))
 
-    result = train(recipe, RunRecord(scratch), told)
+    record = RunRecord(scratch)
+    result = record.finished() or train(recipe, record, told)
     return {
         "accuracy": {"mean": result["accuracy"]},
         "curve": [{key: point[key] for key in ("epoch", "accuracy", "loss")} for point in result["curve"]],
         **{key: result[key] for key in ("seconds", "images_per_second", "threads")},
         "epochs": recipe.epochs,
-        "weights": hashlib.sha256(Path(str(recipe.warm_start)).read_bytes()).hexdigest(),
+        "weights": checksum(recipe),
     }
+
+
+def checksum(recipe: Recipe) -> str:
+    """Return the SHA-256 of the weights that a recipe begins with."""
+    return hashlib.sha256(Path(str(recipe.warm_start)).read_bytes()).hexdigest()
 
 
 class Status(NamedTuple):
@@ -132,10 +148,11 @@ class Status(NamedTuple):
 def status(cells: Sequence[Cell], folder: Path) -> Status:
     """Return what is there of these runs, and how long the rest will take."""
     results = [(cell, stored(cell, folder)) for cell in cells]
-    costs = [(work(cell), result["seconds"]) for cell, result in results if result is not None]
-    rate = sum(c for c, _ in costs) / sum(s for _, s in costs) if costs else GUESSED_RATE
+    done = [(work(cell), float(result["seconds"])) for cell, result in results if result is not None]
+    steps, seconds = sum(steps for steps, _ in done), sum(seconds for steps, seconds in done if steps)
+    rate = steps / seconds if steps else GUESSED_RATE
     missing = [cell for cell, result in results if result is None]
-    return Status(len(costs), len(missing), sum(work(cell) for cell in missing) / rate)
+    return Status(len(done), len(missing), sum(work(cell) for cell in missing) / rate)
 
 
 def work(cell: Cell) -> float:
@@ -154,13 +171,3 @@ NETWORK_COST = 1.5
 
 SAMPLES = {"mnist": 60_000, "cifar10": 50_000, "ag_news": 10_000}
 """Training samples, for the guess of how long a run takes: loading the data would take longer than the answer may."""
-
-
-def results_of(cells: Iterable[Cell], folder: Path) -> dict[tuple[str, str], list[Result]]:
-    """Return the stored results by column and method, in the order of the seeds."""
-    found: dict[tuple[str, str], list[Result]] = {}
-    for cell in cells:
-        result = stored(cell, folder)
-        if result is not None:
-            found.setdefault((cell.column.name, cell.method), []).append(result)
-    return found

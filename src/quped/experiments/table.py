@@ -1,11 +1,12 @@
 """The paper's tables as files: `tables/*.toml`. A cell of a table, with a seed, is an experiment."""
 
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import Field
 
@@ -84,7 +85,7 @@ class Table(Section):
     title: str
     source: str
     """Where in the paper it stands."""
-    methods: tuple[Annotated[str, Field(pattern="|".join(ROWS))], ...]
+    methods: tuple[Annotated[str, Field(pattern=f"^({'|'.join(ROWS)})$")], ...]
     training: dict[str, Any] = Field(default={})
     lam: dict[str, Any] = Field(default={})
     """lambda(t) by bit-width."""
@@ -115,6 +116,7 @@ class Table(Section):
             for column in self.columns
             if column.name in names
             for method in rows
+            if seed == 0 or ROWS[method].algorithm != "float"  # which is the same for every seed
         ]
 
 
@@ -161,9 +163,13 @@ class Cell:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Everything that the result depends on but the seed, as plain values."""
-        recipe = self.recipe
-        return dict(plain(self.experiment.model_dump())) if recipe is None else {**asdict(recipe), "seed": 0}
+        """Everything that the result depends on but the seed, as plain values: defaults, too, since they may change."""
+        if self.recipe is not None:
+            return {**asdict(self.recipe), "seed": 0}
+        (method,) = self.experiment.methods
+        algorithm = {"name": method.algorithm.name, **asdict(cast(Any, method.algorithm))}
+        values = plain({**self.experiment.model_dump(), "description": "", "algorithm": algorithm})
+        return dict(json.loads(json.dumps(values)))  # as a file gives it back
 
     @property
     def experiment(self) -> Experiment:

@@ -25,7 +25,7 @@ def nearest(weights: Tensor, centers: Tensor) -> Tensor:
     kernels = compiled(weights, centers.shape[1])
     if kernels is not None:
         weights, centers = weights.contiguous(), centers.contiguous()
-        found = torch.empty(weights.shape, dtype=torch.uint8)
+        found = torch.empty_like(weights, dtype=torch.uint8)
         kernels.nearest(*weights.shape, weights.data_ptr(), centers.data_ptr(), found.data_ptr())
         return found
     borders = (centers[:, 1:] + centers[:, :-1]) / 2

@@ -34,30 +34,32 @@ class Kernel:
     rows: int
     columns: int
     """Size of a pooled image."""
-    last: tuple[tuple[Tensor, ...], list[int], Tensor] | None = None
-    """The last arguments without a gradient, their versions, and the result."""
+    last: tuple[tuple[Tensor, ...], list[int]] | None = None
+    """The last arguments without a gradient, then the result; and the version of each, which any change raises."""
 
     def __call__(self, *arguments: Tensor) -> Tensor:
         """Compute, or return the last result if these are the last arguments.
 
         A client's x and Q_c(x) have the same first layer and see the same batches: one forward pass serves for both.
         """
-        if any(a.requires_grad for a in arguments) or arguments[0].is_inference():
+        if any(a.requires_grad or a.is_inference() for a in arguments) or torch.is_inference_mode_enabled():
             return differentiable(*arguments, self)
-        versions = [a._version for a in arguments]
         if self.last is not None:
-            before, versions_before, y = self.last
-            if all(a is b for a, b in zip(arguments, before, strict=True)) and versions == versions_before:
-                return y
+            kept, versions = self.last
+            same = all(a is b for a, b in zip(arguments, kept, strict=False))
+            if same and versions == [tensor._version for tensor in kept]:
+                return kept[-1]
         y = differentiable(*arguments, self)
-        self.last = arguments, versions, y
+        kept = (*arguments, y)
+        self.last = kept, [tensor._version for tensor in kept]
         return y
 
 
 def conv_pool(x: Tensor, weight: Tensor, bias: Tensor, padding: int = 0) -> Tensor:
     """Return relu(max_pool2d(conv2d(x, weight, bias, padding=padding), 2))."""
     if not stacked():
-        if x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu":
+        alike = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (x, weight, bias))
+        if alike and x.dim() == 4 and bias.shape == weight.shape[:1]:
             kernel = compiled(tuple(x.shape[1:]), tuple(weight.shape), padding)
             if kernel is not None:
                 return kernel(x, weight, bias)
@@ -90,8 +92,8 @@ class ConvPool(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel) -> Tensor:
         """Compute, and remember which pixel was the largest if a gradient may be asked for."""
         weight, bias = weight.contiguous(), bias.contiguous()
-        y = torch.empty(len(x), kernel.rows, kernel.columns, len(weight))
-        which = torch.empty(y.shape, dtype=torch.uint8) if any(ctx.needs_input_grad) else None
+        y = x.new_empty(len(x), kernel.rows, kernel.columns, len(weight))
+        which = torch.empty_like(y, dtype=torch.uint8) if any(ctx.needs_input_grad) else None
         marks = 0 if which is None else which.data_ptr()
         pointers = weight.data_ptr(), bias.data_ptr(), y.data_ptr(), marks
         kernel.forward(len(x), x.data_ptr(), Strides(*x.stride()), *pointers)
@@ -104,7 +106,7 @@ class ConvPool(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         """Return the gradients by x, if that is needed, weight and bias."""
         x, weight, which = ctx.saved_tensors
-        dx = torch.empty(len(x), *x.shape[2:], x.shape[1]) if ctx.needs_input_grad[0] else None
+        dx = x.new_empty(len(x), *x.shape[2:], x.shape[1]) if ctx.needs_input_grad[0] else None
         dw, db = torch.empty_like(weight), weight.new_empty(len(weight))
         given = x.data_ptr(), Strides(*x.stride()), weight.data_ptr(), which.data_ptr()
         wanted = 0 if dx is None else dx.data_ptr(), dw.data_ptr(), db.data_ptr()

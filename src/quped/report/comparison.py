@@ -77,8 +77,9 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None = None)
         for length in lengths:
             results = list(seeds(table, column, method, folder, length))
             if results:
-                groups = {group.bits for group in column.clients} - {None}
-                bits = "mixed" if groups else "FP" if ROWS[method].bits == FULL_PRECISION else str(ROWS[method].bits)
+                widths = {group.bits or ROWS[method].bits for group in column.clients} or {ROWS[method].bits}
+                width = min(widths)
+                bits = "mixed" if len(widths) > 1 else "FP" if width == FULL_PRECISION else str(width)
                 found.append(Line(method, bits, results, FIGURES[table.name][column.name][method]))
                 break
     return found
@@ -94,8 +95,8 @@ def seeds(table: Table, column: Column, method: str, folder: Path, epochs: int |
 
 def shortened_lengths(folder: Path, column: Column, method: str) -> list[int]:
     """Return the epochs of shortened runs, the longest first."""
-    found = (folder / column.name / method).glob("epochs-*")
-    return sorted((int(path.name.removeprefix("epochs-")) for path in found), reverse=True)
+    names = (path.name.removeprefix("epochs-") for path in (folder / column.name / method).glob("epochs-*"))
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
 def markdown(table: Table, folder: Path, epochs: int | None = None) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from quped.algorithms import FULL_PRECISION
 from quped.experiments.table import ROWS, Table
 from quped.report.comparison import Line, lines
+from quped.report.picture import write
 
 COLORS = {
     **{"quped": "#0b5394", "local": "#e69138", "fedavg": "#777777", "qupel": "#6aa84f"},
@@ -63,12 +64,7 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(fontsize=8, loc="lower right", title="last epoch; marks: the paper", title_fontsize=8)
     figure.suptitle(table.title)
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}")
-    figure.savefig(draft, dpi=120, format="png")
-    draft.replace(file)
-    plt.close(figure)
+    write(figure, file)
     return True
 
 

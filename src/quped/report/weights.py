@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from quped.report.picture import write
+
 
 def draw(curve: Sequence[dict[str, Any]], file: Path) -> None:
     """Draw, epoch by epoch, where the weights of a layer are, and its centers; `curve` is that of a `result.json`."""
@@ -40,8 +42,4 @@ def draw(curve: Sequence[dict[str, Any]], file: Path) -> None:
     axis.set(title=f"weights of {first['name']}", xlabel="epoch", ylabel="value", xlim=extent[:2], ylim=extent[2:])
     axis.legend(loc="upper right", fontsize=8)
     figure.colorbar(image, label="share of the weights", pad=0.02)
-    figure.tight_layout()
-    draft = file.with_name(f".{file.name}")
-    figure.savefig(draft, dpi=120, format="png")
-    draft.replace(file)
-    plt.close(figure)
+    write(figure, file)
