@@ -239,6 +239,23 @@ def test_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
+@pytest.mark.usefixtures("fresh")
+def test_a_damaged_library_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever befell the cache folder."""
+    constants = (("CENTERS", 13),)
+    monkeypatch.setenv("QUPED_CACHE", str(tmp_path / "whole"))
+    assert build.library("codebook", constants, codebook.SIGNATURES) is not None
+    (whole,) = tmp_path.rglob("*.so")
+    monkeypatch.setenv("QUPED_CACHE", str(tmp_path / "damaged"))
+    damaged = tmp_path / "damaged" / "native" / whole.name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"damaged")
+    build.library.cache_clear()
+    assert build.library("codebook", constants, codebook.SIGNATURES) is not None
+    assert damaged.stat().st_size > 1000
+
+
+@needs_compiler
 def test_kernels_do_not_touch_memory_outside(tmp_path: Path) -> None:
     """Compiled with the address sanitizer, forward and backward passes run clean."""
     main = tmp_path / "main.cpp"

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -41,9 +42,7 @@ def library(name: str, constants: Pairs[int], signatures: Pairs[str]) -> ctypes.
     key = hashlib.sha256("\0".join(about).encode()).hexdigest()[:16]
     file = cache_folder() / "native" / f"{name}-{key}.so"
     try:
-        if not file.exists():
-            compile_file(command, source, file)
-        found = ctypes.CDLL(str(file))
+        found = load(command, source, file)
     except (OSError, subprocess.SubprocessError) as error:
         detail = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
         log.warning("Compiling %s failed, PyTorch's own, slower kernels are used instead: %s", source.name, detail)
@@ -53,6 +52,15 @@ def library(name: str, constants: Pairs[int], signatures: Pairs[str]) -> ctypes.
         symbol.argtypes = [ctypes.c_int64 if letter == "n" else ctypes.c_void_p for letter in signature]
         symbol.restype = None
     return found
+
+
+def load(command: list[str], source: Path, file: Path) -> ctypes.CDLL:
+    """Load a library, compiled if it is not there or damaged."""
+    if file.exists():
+        with suppress(OSError):
+            return ctypes.CDLL(str(file))
+    compile_file(command, source, file)
+    return ctypes.CDLL(str(file))
 
 
 @cache
