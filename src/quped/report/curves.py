@@ -30,7 +30,7 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
     fields = [(column, found) for column in table.columns if (found := lines(table, column, folder, epochs))]
     if not fields:
         return False
-    figure, axes = plt.subplots(1, len(fields), figsize=(2.5 + 5.5 * len(fields), 5), squeeze=False)
+    figure, axes = plt.subplots(1, len(fields), figsize=(8.5 * len(fields), 5), squeeze=False)
     for axis, (column, found) in zip(axes[0], fields, strict=True):
         edge = max(1, *(line.results[0]["epochs"] for line in found))
         lowest = 100.0
@@ -62,7 +62,13 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
         axis.set_ylim(lowest - span, top + 0.15 * span)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(fontsize=8, loc="lower right", title="last epoch; marks: the paper", title_fontsize=8)
+        axis.legend(
+            fontsize=8,
+            loc="lower left",
+            bbox_to_anchor=(1.03, 0.0),
+            title="last epoch; marks: the paper",
+            title_fontsize=8,
+        )
     figure.suptitle(table.title)
     write(figure, file)
     return True
