@@ -1,7 +1,6 @@
 """A linear classifier with its mathematics in NumPy, and a small network with BatchNorm."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from quped.centralized import (
     geometric,
     linear,
 )
+from quped.engines.worker import one_thread
 
 Array = NDArray[np.float64]
 
@@ -108,14 +108,3 @@ def train(opt: QuantizedOptimizer, model: nn.Module, data: list[tuple[Tensor, Te
 
     with one_thread():
         return [float(opt.step(closure(x, y))) for x, y in data]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute in one thread within the block: networks this small only lose by more, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -19,7 +19,6 @@ from centralized_nets import (
     distinct,
     gradients,
     loss_of,
-    one_thread,
     shrink,
     train,
 )
@@ -27,6 +26,7 @@ from torch import nn
 
 from quped.algorithms import SGD, Local, Quantization, Task
 from quped.centralized import CenterQuant, GroupSpec, linear, quantizable, recalibrate
+from quped.engines.worker import one_thread
 from quped.errors import DataError, NetworkError
 from quped.models import FunctionalNetwork
 from quped.quant import Linear, hard

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from centralized_nets import distinct, one_thread, train
+from centralized_nets import distinct, train
 from torch import nn
 
 from quped.centralized import CenterQuant, linear, quantizable, recalibrate
 from quped.data.digits import digits
+from quped.engines.worker import one_thread
 
 EPOCHS, FINETUNE = 5, 2
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from centralized_nets import METHODS, batches, bn_net, distinct, one_thread, train
+from centralized_nets import METHODS, batches, bn_net, distinct, train
 from torch import Tensor, nn
 
 from quped.centralized import CenterQuant, StraightThrough, linear, quantizable
+from quped.engines.worker import one_thread
 from quped.errors import InvalidValueError, NetworkError, QupedError, RunError
 
 

@@ -17,12 +17,12 @@ from centralized_nets import (
     distinct,
     gradients,
     loss_of,
-    one_thread,
     shrink,
     train,
 )
 
 from quped.centralized import BinaryRelax, KMeans, ProxQuant, StraightThrough, geometric, linear, quantizable
+from quped.engines.worker import one_thread
 from quped.errors import InvalidValueError
 
 LR = 0.3

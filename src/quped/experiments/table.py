@@ -158,7 +158,6 @@ class Cell:
             options = {**options, "epochs": 0, "finetune_epochs": 0}
         elif self.shortened:
             options = shorten(options, self.full_epochs, self.epochs or self.full_epochs)
-            options.pop("evaluate_every")
         return Recipe(**options, method=row.algorithm, bits=row.bits, seed=self.seed)
 
     @property
@@ -207,13 +206,15 @@ class Cell:
 def shorten(training: dict[str, Any], full: int, epochs: int) -> dict[str, Any]:
     """Return training for fewer epochs, with schedules that end where those of the full one end."""
     finetune = training.get("finetune_epochs", 0)
-    return {
+    short = {
         **training,
         "epochs": epochs,
         "finetune_epochs": max(1, round(finetune * epochs / full)) if finetune and epochs > 1 else 0,
         "stretch": full / epochs,
-        "evaluate_every": max(1, round(training.get("evaluate_every", 1) * epochs / full)),
     }
+    if "evaluate_every" in training:
+        short["evaluate_every"] = max(1, round(training["evaluate_every"] * epochs / full))
+    return short
 
 
 def chosen(what: str, wanted: Sequence[str] | None, known: Sequence[str], table: str) -> list[str]:
