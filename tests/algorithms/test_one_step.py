@@ -160,6 +160,42 @@ def test_quped_step_with_a_finite_p() -> None:
     np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
 
 
+def test_quped_plus_step_by_hand() -> None:
+    """Straight through: the gradient at Q_c(x) reaches x as if Q_c were the identity; all else is QuPeD's."""
+    algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=replace(hyper(), straight_through=True))
+    t = task(X, W, bits=1)
+    work = algorithm.start(t, Global(model(W)), learner(X, C), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+
+    x = soft_threshold(X - LR * (mixed(X, W) + mixed(C[nearest(X, C)], W)), C)
+    h = by_centers(mixed(C[nearest(x, C)], W), x, C)
+    c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(x, C)
+    w = W - LR * LAMBDA_P * (kd_gradient_teacher(W, x) + kd_gradient_teacher(W, c[nearest(x, c)]))
+
+    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+
+
+def test_unquantized_parameters_learn_from_both_passes_straight_through() -> None:
+    """A parameter without centers has a true gradient of f(Q_c(x)), and gets it."""
+    quantization = replace(hyper(), straight_through=True)
+    t = task(X, W, bits=1)
+    free = Learner(Model({**model(X).params, "u": torch.zeros((), dtype=torch.float64)}, {}), learner(X, C).c, {}, {})
+    network = t.network
+
+    def shifted(params: Params, buffers: Params, inputs: tuple[Tensor, ...], *, train: bool) -> tuple[Tensor, Params]:
+        logits, buffers = network({"v": params["v"]}, buffers, inputs, train=train)
+        return logits + params["u"] * torch.tensor([1.0, 0.0], dtype=torch.float64), buffers
+
+    work, _ = Local(quantization).step(replace(t, network=shifted), free, (batch(),), clock())
+
+    def by_u(x: Array) -> float:
+        return float((probabilities(x) - ONE_HOT)[:, 0].mean())
+
+    assert float(work.x.params["u"]) == pytest.approx(-LR * (by_u(X) + by_u(C[nearest(X, C)])), rel=1e-12)
+
+
 def test_quped_fine_tuning_moves_weights_with_their_centers() -> None:
     """In the last phase weights sit on centers, only centers learn, and w learns from both equal students."""
     algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper())

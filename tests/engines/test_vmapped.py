@@ -107,7 +107,9 @@ def test_networks_with_kernels_of_their_own(bits: int, stacks: list[int]) -> Non
 
 
 @pytest.mark.parametrize(
-    "quantization", [Quantization(sharpness=50.0), Quantization(update_centers=False)], ids=["soft", "fixed centers"]
+    "quantization",
+    [Quantization(sharpness=50.0), Quantization(straight_through=True), Quantization(update_centers=False)],
+    ids=["soft", "straight through", "fixed centers"],
 )
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_other_quantizers(quantization: Quantization, per_channel: bool, stacks: list[int]) -> None:

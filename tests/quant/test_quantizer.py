@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 from torch import Tensor
 
-from quped.quant import distance, hard, nearest, objective, quantize, soft
+from quped.quant import distance, hard, nearest, objective, quantize, soft, straight_through
 
 SIZES = [2, 3, 4, 8, 16, 256]
 
@@ -264,3 +264,14 @@ def test_quantize_chooses_by_sharpness() -> None:
     assert np.array_equal(array(quantize(tensor(x), tensor(centers), math.inf)), reference.hard(x, centers))
     found = array(quantize(tensor(x), tensor(centers), 2.0))
     np.testing.assert_allclose(found, reference.soft(x, centers, 2.0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_straight_through_is_hard_with_the_gradient_of_the_identity(layout: int) -> None:
+    """Its values are the centers themselves, exactly; its slope by x is 1."""
+    x, centers = layouts(5, 4)[layout]
+    weights, slopes = tensor(x).requires_grad_(), torch.linspace(-1, 1, x.size, dtype=torch.float64).reshape(x.shape)
+    found = straight_through(weights, tensor(centers))
+    np.testing.assert_array_equal(array(found.detach()), reference.hard(x, centers))
+    (by_x,) = torch.autograd.grad(found, weights, slopes)
+    torch.testing.assert_close(by_x, slopes, rtol=0, atol=0)

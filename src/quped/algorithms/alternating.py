@@ -26,6 +26,7 @@ from quped.quant import (
     prox_weights,
     quantize,
     schedule_for,
+    straight_through,
 )
 from quped.typing import Clock, LossFn, Model, Params, Phase
 
@@ -42,6 +43,8 @@ class Quantization:
     """lambda(t) by bit-width; a width that is not listed takes the next lower one."""
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
+    straight_through: bool = False
+    """With P infinite: take the gradient of f(Q_c(x)) by x as that by Q_c(x), not as 0. The difference of quped+."""
     update_centers: bool = True
     """False leaves the centers where they start."""
     center_prox: Literal["linear", "exact"] = "linear"
@@ -54,6 +57,8 @@ class Quantization:
         check(0 <= self.eta2 < math.inf, "eta2", "at least 0 and finite", self.eta2)
         check(self.clip > 0, "clip", "above 0", self.clip)
         check(self.sharpness > 0, "sharpness P", "above 0", self.sharpness)
+        finite = self.sharpness < math.inf
+        check(not (finite and self.straight_through), "sharpness P", "infinite with straight_through", self.sharpness)
         check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
         some = isinstance(self.lam, Mapping) and len(self.lam) > 0
         check(some, "lam", "schedules by bit-width, such as {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}", self.lam)
@@ -150,14 +155,18 @@ def step(problem: Problem, learner: Learner, penalty: Params | None = None) -> t
 def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:
     """y = x - eta_1 g, g = grad_x [f(x) + f(Q~_c(x))]; line 2. Return it and the loss at x.
 
-    With P = infinity the second term's gradient is taken as 0, for all of x, as in the paper's appendix.
+    With P = infinity the second term's gradient is taken as 0, for all of x, as in the paper's appendix; or straight
+    through the quantizer, and then with its true gradient by the parameters that are not quantized.
     """
-    x, c = learner.x, learner.c
+    x, c, hyper = learner.x, learner.c, problem.hyper
 
     def f(params: Params) -> tuple[Tensor, Params]:
         value, buffers = problem.run(params, x.buffers)
-        if c and problem.hyper.sharpness < math.inf:
-            value = value + problem.run(quantized(params, c, problem.hyper.sharpness), learner.q_buffers)[0]
+        if c and hyper.straight_through:
+            through = {k: straight_through(params[k], centers) for k, centers in c.items()}
+            value = value + problem.run(params | through, learner.q_buffers)[0]
+        elif c and hyper.sharpness < math.inf:
+            value = value + problem.run(quantized(params, c, hyper.sharpness), learner.q_buffers)[0]
         return value, buffers
 
     grads, value, buffers = gradient(f, x.params)

@@ -40,7 +40,7 @@ class BinaryRelax(QuantizedOptimizer):
         lam: Schedule,
         per_channel: bool = False,
     ) -> None:
-        """Take lambda(t) as `lam`, such as geometric(1.0, 1.02, hard_from=...)."""
+        """Take lambda(t) as `lam`, such as geometric(1.0, 1.04, hard_from=...)."""
         super().__init__(base, params, partial(even, per_channel=per_channel), bits=bits)
         self.lam = lam
 

@@ -108,9 +108,9 @@ class Recipe:
             case "proxquant":
                 return ProxQuant(adam, which, bits=self.bits, lam=lam)
             case "binaryrelax":
-                # Its second phase begins when four fifths of the training epochs are over.
-                hard_from = 0.8 * (self.epochs - self.finetune_epochs) * self.stretch
-                return BinaryRelax(adam, which, bits=self.bits, lam=geometric(1.0, 1.02, hard_from))
+                # As in the authors' published code: the second phase is the last quarter of the training epochs.
+                hard_from = 0.75 * (self.epochs - self.finetune_epochs) * self.stretch
+                return BinaryRelax(adam, which, bits=self.bits, lam=geometric(1.0, 1.04, hard_from))
             case "straight-through":
                 return StraightThrough(adam, which, bits=self.bits)
         # In full precision it is never hardened, and its bits do not matter.

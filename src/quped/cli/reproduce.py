@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from quped.cli.run import Workers, bars, notes
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
-from quped.experiments.reproduce import run_cell, status, stored
+from quped.experiments.reproduce import run_cell, status
 from quped.experiments.table import Cell, Table, find_table, tables
 from quped.report.comparison import HEADER, document, lines, markdown
 from quped.report.curves import draw
@@ -100,14 +100,13 @@ def numbers(table: Table, out: Path, epochs: int | None) -> dict[str, list[dict[
 
 def run(console: Console, cells: list[Cell], out: Path, workers: int | None, warm_start: Path | None) -> None:
     """Run what is missing."""
-    missing = [cell for cell in cells if stored(cell, out) is None]
-    if not missing:
+    left = status(cells, out, warm_start)
+    if not left.missing:
         return
-    left = status(cells, out)
-    console.print(f"{left.done} runs are done, {left.missing} to go, {duration(left.seconds_left)} at a guess.")
+    console.print(f"{left.done} runs are done, {len(left.missing)} to go, {duration(left.seconds_left)} at a guess.")
     try:
         with notes(console), bars(console) as follow:
-            for cell in missing:
+            for cell in left.missing:
                 title = f"{cell.column.name} {cell.method} {cell.seed}"
                 result = run_cell(cell, out, workers=workers, warm_start=warm_start, progress=follow(title))
                 if result is None:
@@ -159,7 +158,7 @@ def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: P
                 if part:
                     there = status(part, out)
                     left = duration(there.seconds_left) if there.missing else ""
-                    shown.add_row(table.name, column.name, method, str(there.done), str(there.missing), left)
+                    shown.add_row(table.name, column.name, method, str(there.done), str(len(there.missing)), left)
     console.print(shown)
     console.print(
         "The time left is guessed: from the runs of the row that are done, or else from the speed of a usual machine."

@@ -140,19 +140,26 @@ class Status(NamedTuple):
     """How much of a list of runs is there."""
 
     done: int
-    missing: int
+    missing: list[Cell]
     seconds_left: float
     """A guess from the runs that are done."""
 
 
-def status(cells: Sequence[Cell], folder: Path) -> Status:
-    """Return what is there of these runs, and how long the rest will take."""
-    results = [(cell, stored(cell, folder)) for cell in cells]
+def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) -> Status:
+    """Return what is there of these runs, and how long the rest will take.
+
+    With `warm_start`, runs that began with other weights than those in that folder are missing.
+    """
+
+    def weights(cell: Cell) -> str | None:
+        return None if cell.recipe is None or warm_start is None else checksum(started(cell.recipe, warm_start))
+
+    results = [(cell, stored(cell, folder, weights(cell))) for cell in cells]
     done = [(work(cell), float(result["seconds"])) for cell, result in results if result is not None]
     steps, seconds = sum(steps for steps, _ in done), sum(seconds for steps, seconds in done if steps)
     rate = steps / seconds if steps else GUESSED_RATE
     missing = [cell for cell, result in results if result is None]
-    return Status(len(done), len(missing), sum(work(cell) for cell in missing) / rate)
+    return Status(len(done), missing, sum(work(cell) for cell in missing) / rate)
 
 
 def work(cell: Cell) -> float:

@@ -1,8 +1,9 @@
 """The paper's tables as files: `tables/*.toml`. A cell of a table, with a seed, is an experiment."""
 
 import json
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -27,8 +28,11 @@ class Row(NamedTuple):
     bits: int
     cost: float
     """Of a step, in steps of FedAvg; to guess how long a run takes."""
-    update_centers: bool = True
+    quantization: Mapping[str, bool] = {}
+    """What differs from the paper's Algorithm 1."""
 
+
+STRAIGHT = {"straight_through": True}
 
 ROWS = {
     "fedavg": Row("FedAvg", "fedavg", 32, 1),
@@ -38,8 +42,12 @@ ROWS = {
     "quped": Row("QuPeD", "quped", 32, 2.6),
     "quped-2bit": Row("QuPeD", "quped", 2, 3.8),
     "quped-1bit": Row("QuPeD", "quped", 1, 3.8),
-    "quped-2bit-fixed": Row("QuPeD, centers fixed", "quped", 2, 3, update_centers=False),
-    "quped-1bit-fixed": Row("QuPeD, centers fixed", "quped", 1, 3, update_centers=False),
+    "quped-2bit-fixed": Row("QuPeD, centers fixed", "quped", 2, 3, {"update_centers": False}),
+    "quped-1bit-fixed": Row("QuPeD, centers fixed", "quped", 1, 3, {"update_centers": False}),
+    "local+-2bit": Row("Local training +", "local", 2, 3.2, STRAIGHT),
+    "local+-1bit": Row("Local training +", "local", 1, 3.2, STRAIGHT),
+    "quped+-2bit": Row("QuPeD +", "quped", 2, 4.8, STRAIGHT),
+    "quped+-1bit": Row("QuPeD +", "quped", 1, 4.8, STRAIGHT),
     "qupel-2bit": Row("QuPeL", "qupel", 2, 2.3),
     "qupel-1bit": Row("QuPeL", "qupel", 1, 2.3),
     "pfedme": Row("pFedMe", "pfedme", 32, 5.5),
@@ -51,7 +59,7 @@ ROWS = {
     "centers-1bit": Row("Algorithm 1", "centers", 1, 2),
     "centers-2bit": Row("Algorithm 1", "centers", 2, 2),
 }
-"""By the name that the command line knows them by."""
+"""By the name that the command line knows them by. Those with a + are not the paper's."""
 
 
 class Clients(Section):
@@ -85,7 +93,7 @@ class Table(Section):
     title: str
     source: str
     """Where in the paper it stands."""
-    methods: tuple[Annotated[str, Field(pattern=f"^({'|'.join(ROWS)})$")], ...]
+    methods: tuple[Annotated[str, Field(pattern=f"^({'|'.join(map(re.escape, ROWS))})$")], ...]
     training: dict[str, Any] = Field(default={})
     lam: dict[str, Any] = Field(default={})
     """lambda(t) by bit-width."""
@@ -177,7 +185,7 @@ class Cell:
         kind = ALGORITHMS[row.algorithm]
         options = {"name": row.algorithm, **self.table.algorithms.get(row.algorithm, {})}
         if row.algorithm in ("local", "qupel", "quped"):
-            options["quantization"] = {"lam": column.lam or self.table.lam, "update_centers": row.update_centers}
+            options["quantization"] = {"lam": column.lam or self.table.lam, **row.quantization}
         clients = [
             {"count": group.count, "model": group.model.model_dump(), "bits": group.bits or row.bits}
             for group in column.clients

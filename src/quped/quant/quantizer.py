@@ -45,6 +45,13 @@ def hard(x: Tensor, centers: Tensor) -> Tensor:
     return place(centers, nearest(x, centers), x.shape)
 
 
+def straight_through(x: Tensor, centers: Tensor) -> Tensor:
+    """Q_c(x) with the gradient by x of the identity: Bengio, Leonard and Courville, Estimating or Propagating
+    Gradients Through Stochastic Neurons for Conditional Computation, 2013."""
+    fixed = x.detach()
+    return hard(fixed, centers) + (x - fixed)
+
+
 def soft(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
     """Q~_c(x) = c_1 + sum_{j>=2} (c_j - c_{j-1}) sigmoid(P (x - (c_j + c_{j-1}) / 2)), with `sharpness` P."""
     gaps = (centers[:, 1:] - centers[:, :-1]).unsqueeze(1)

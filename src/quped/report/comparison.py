@@ -23,7 +23,8 @@ class Line(NamedTuple):
     bits: str
     results: list[Result]
     """Of its seeds; of equal length."""
-    paper: Figure
+    paper: Figure | None
+    """None of a method that is not in the paper's table."""
 
     @property
     def mean(self) -> float:
@@ -47,11 +48,16 @@ class Line(NamedTuple):
         short = f" [{first['epochs']} of {first['full_epochs']} epochs]" if first["shortened"] else ""
         return ROWS[self.method].title + short
 
+    @property
+    def difference(self) -> float | None:
+        """From the paper's accuracy."""
+        return None if self.paper is None else self.mean - self.paper.mean
+
     def texts(self) -> tuple[str, ...]:
         """Return what stands in the table."""
-        ours = f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
-        paper = f"{self.paper.mean:.2f}" if self.paper.std is None else f"{self.paper.mean:.2f} ± {self.paper.std:.2f}"
-        return self.title, self.bits, ours, str(len(self.results)), paper, f"{self.mean - self.paper.mean:+.2f}"
+        paper = "" if self.paper is None else shown(*self.paper)
+        difference = "" if self.difference is None else f"{self.difference:+.2f}"
+        return self.title, self.bits, shown(self.mean, self.std), str(len(self.results)), paper, difference
 
     def values(self) -> dict[str, Any]:
         """Return the line as plain values."""
@@ -59,11 +65,16 @@ class Line(NamedTuple):
         return {
             **{"method": self.method, "bits": self.bits, "mean": round(self.mean, 4), "seeds": len(self.results)},
             "std": None if self.std is None else round(self.std, 4),
-            "paper": self.paper._asdict(),
-            "difference": round(self.mean - self.paper.mean, 4),
+            "paper": None if self.paper is None else self.paper._asdict(),
+            "difference": None if self.difference is None else round(self.difference, 4),
             **{"shortened": first["shortened"], "epochs": first["epochs"], "full_epochs": first["full_epochs"]},
             "seconds": [result["seconds"] for result in self.results],
         }
+
+
+def shown(mean: float, std: float | None) -> str:
+    """Return an accuracy as it stands in a table."""
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
 def lines(table: Table, column: Column, folder: Path, epochs: int | None = None) -> list[Line]:
@@ -80,7 +91,7 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None = None)
                 widths = {group.bits or ROWS[method].bits for group in column.clients} or {ROWS[method].bits}
                 width = min(widths)
                 bits = "mixed" if len(widths) > 1 else "FP" if width == FULL_PRECISION else str(width)
-                found.append(Line(method, bits, results, FIGURES[table.name][column.name][method]))
+                found.append(Line(method, bits, results, FIGURES[table.name][column.name].get(method)))
                 break
     return found
 

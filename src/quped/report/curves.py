@@ -11,6 +11,7 @@ from quped.report.picture import write
 
 COLORS = {
     **{"quped": "#0b5394", "local": "#e69138", "fedavg": "#777777", "qupel": "#6aa84f"},
+    **{"quped+": "#3d9be9", "local+": "#bf9000"},
     **{"pfedme": "#a64d79", "perfedavg": "#cc0000", "fml": "#674ea7"},
     **{"centers": "#0b5394", "float": "#777777", "proxquant": "#cc0000", "binaryrelax": "#6aa84f"},
 }
@@ -33,31 +34,32 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
     figure, axes = plt.subplots(1, len(fields), figsize=(8.5 * len(fields), 5), squeeze=False)
     for axis, (column, found) in zip(axes[0], fields, strict=True):
         edge = max(1, *(line.results[0]["epochs"] for line in found))
-        lowest = 100.0
+        heights: list[float] = []
         for line in sorted(found, key=lambda line: -line.mean):
-            row = ROWS[line.method]
+            row, color = ROWS[line.method], COLORS[line.method.split("-")[0]]
             x, y = curve(line)
-            lowest = min(lowest, line.mean, line.paper.mean)
+            heights += [line.mean, line.mean if line.paper is None else line.paper.mean]
             ours = row.algorithm in ("quped", "centers")
             bits = "" if line.bits in ("FP", "mixed") else f", {line.bits} bit{'s' if line.bits != '1' else ''}"
             axis.plot(
                 *(x, y),
-                color=COLORS[row.algorithm],
+                color=color,
                 linestyle=STYLES[row.bits],
                 linewidth=2.4 if ours else 1.0,
                 label=f"{line.title}{bits}: {line.mean:.1f}",
             )
-            axis.plot(
-                *([edge * 1.02], [line.paper.mean]),
-                marker="<" if ours else "_",
-                color=COLORS[row.algorithm],
-                fillstyle="full" if row.bits == FULL_PRECISION else "none",
-                clip_on=False,
-                linestyle="none",
-            )
+            if line.paper is not None:
+                axis.plot(
+                    *([edge * 1.02], [line.paper.mean]),
+                    marker="<" if ours else "_",
+                    color=color,
+                    fillstyle="full" if row.bits == FULL_PRECISION else "none",
+                    clip_on=False,
+                    linestyle="none",
+                )
         axis.set(title=column.title, xlabel="epoch", ylabel="test accuracy in %, mean over clients")
         axis.set_xlim(0, edge * 1.04)
-        top = max(max(line.mean, line.paper.mean) for line in found)
+        lowest, top = min(heights), max(heights)
         span = max(top - lowest, 1.0)
         axis.set_ylim(lowest - span, top + 0.15 * span)
         axis.grid(alpha=0.25)
