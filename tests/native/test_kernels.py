@@ -221,6 +221,16 @@ def test_a_compiler_that_fails(
     assert list((tmp_path / "cache").rglob("*.so")) == []
 
 
+@pytest.mark.usefixtures("fresh")
+def test_a_compiler_with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CXX may be a command with words after it, such as that of a compiler cache."""
+    compiler = tmp_path / "a cache"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", f"'{compiler}' g++ -pipe")
+    assert build.find_compiler() == (str(compiler), "g++", "-pipe")
+
+
 @needs_compiler
 @pytest.mark.usefixtures("fresh")
 def test_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +293,7 @@ int main() {
             "PADDING": padding,
         }
         command = [
-            str(build.find_compiler()),
+            *(build.find_compiler() or ()),
             "-std=c++17",
             "-g",
             "-O1",

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -37,7 +38,7 @@ def library(name: str, constants: Pairs[int], signatures: Pairs[str]) -> ctypes.
     if compiler is None:
         return None
     source = Path(__file__).with_name(f"{name}.cpp")
-    command = [compiler, *FLAGS, *(f"-D{key}={value}" for key, value in constants)]
+    command = [*compiler, *FLAGS, *(f"-D{key}={value}" for key, value in constants)]
     about = (source.read_text(), *command, processor())
     key = hashlib.sha256("\0".join(about).encode()).hexdigest()[:16]
     file = cache_folder() / "native" / f"{name}-{key}.so"
@@ -64,14 +65,13 @@ def load(command: list[str], source: Path, file: Path) -> ctypes.CDLL:
 
 
 @cache
-def find_compiler() -> str | None:
-    """Return the C++ compiler of this machine: `CXX`, or one with a usual name."""
-    found = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None)
-    if found is None:
-        log.warning(
-            "There is no C++ compiler: PyTorch's own, slower kernels are used. Install g++ or clang++, or set CXX."
-        )
-    return found
+def find_compiler() -> tuple[str, ...] | None:
+    """Return the command of this machine's C++ compiler: `CXX`, such as "ccache g++", or one with a usual name."""
+    for name, *options in (shlex.split(os.environ.get("CXX", "")) or ["c++"], ["c++"], ["g++"], ["clang++"]):
+        if found := shutil.which(name):
+            return found, *options
+    log.warning("There is no C++ compiler: PyTorch's own, slower kernels are used. Install g++ or clang++, or set CXX.")
+    return None
 
 
 @cache
