@@ -161,15 +161,16 @@ def test_quped_step_with_a_finite_p() -> None:
 
 
 def test_quped_plus_step_by_hand() -> None:
-    """Straight through: the gradient at Q_c(x) reaches x as if Q_c were the identity; all else is QuPeD's."""
+    """Straight through: the gradient at Q_c(x) that moves c moves x, too, in a second step; all else is QuPeD's."""
     algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=replace(hyper(), straight_through=True))
     t = task(X, W, bits=1)
     work = algorithm.start(t, Global(model(W)), learner(X, C), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
 
-    x = soft_threshold(X - LR * (mixed(X, W) + mixed(C[nearest(X, C)], W)), C)
-    h = by_centers(mixed(C[nearest(x, C)], W), x, C)
-    c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(x, C)
+    first = soft_threshold(X - LR * mixed(X, W), C)
+    g = mixed(C[nearest(first, C)], W)
+    x = first - LR * g
+    c = C - ETA2 * by_centers(g, first, C) + LAM * ETA2 / 2 * center_pull(first, C)
     w = W - LR * LAMBDA_P * (kd_gradient_teacher(W, x) + kd_gradient_teacher(W, c[nearest(x, c)]))
 
     np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
@@ -177,9 +178,17 @@ def test_quped_plus_step_by_hand() -> None:
     np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
 
 
+def test_straight_through_with_fixed_centers() -> None:
+    """x takes both steps, the centers none."""
+    quantization = replace(hyper(), straight_through=True, update_centers=False)
+    work, _ = Local(quantization).step(task(X, W, bits=1), learner(X, C), (batch(),), clock())
+    first = soft_threshold(X - LR * ce_gradient(X), C)
+    np.testing.assert_allclose(v(work.x.params), first - LR * ce_gradient(C[nearest(first, C)]), rtol=1e-12)
+    np.testing.assert_array_equal(work.c["v"][0].numpy(), C)
+
+
 def test_unquantized_parameters_learn_from_both_passes_straight_through() -> None:
     """A parameter without centers has a true gradient of f(Q_c(x)), and gets it."""
-    quantization = replace(hyper(), straight_through=True)
     t = task(X, W, bits=1)
     free = Learner(Model({**model(X).params, "u": torch.zeros((), dtype=torch.float64)}, {}), learner(X, C).c, {}, {})
     network = t.network
@@ -188,12 +197,16 @@ def test_unquantized_parameters_learn_from_both_passes_straight_through() -> Non
         logits, buffers = network({"v": params["v"]}, buffers, inputs, train=train)
         return logits + params["u"] * torch.tensor([1.0, 0.0], dtype=torch.float64), buffers
 
+    quantization = replace(hyper(), straight_through=True)
     work, _ = Local(quantization).step(replace(t, network=shifted), free, (batch(),), clock())
 
-    def by_u(x: Array) -> float:
-        return float((probabilities(x) - ONE_HOT)[:, 0].mean())
+    def by_u(x: Array, u: float) -> float:
+        return float((sigmoid(INPUTS * (x[0] - x[1]) + u) - ONE_HOT[:, 0]).mean())
 
-    assert float(work.x.params["u"]) == pytest.approx(-LR * (by_u(X) + by_u(C[nearest(X, C)])), rel=1e-12)
+    u = -LR * by_u(X, 0.0)
+    first = soft_threshold(X - LR * ce_gradient(X), C)
+    u -= LR * by_u(C[nearest(first, C)], u)
+    assert float(work.x.params["u"]) == pytest.approx(u, rel=1e-12)
 
 
 def test_quped_fine_tuning_moves_weights_with_their_centers() -> None:

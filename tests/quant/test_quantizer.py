@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 from torch import Tensor
 
-from quped.quant import distance, hard, nearest, objective, quantize, soft, straight_through
+from quped.quant import by_centers, distance, hard, nearest, objective, place, quantize, soft
 
 SIZES = [2, 3, 4, 8, 16, 256]
 
@@ -267,11 +267,11 @@ def test_quantize_chooses_by_sharpness() -> None:
 
 
 @pytest.mark.parametrize("layout", [0, 1])
-def test_straight_through_is_hard_with_the_gradient_of_the_identity(layout: int) -> None:
-    """Its values are the centers themselves, exactly; its slope by x is 1."""
+def test_gradients_by_centers_are_sums_over_their_weights(layout: int) -> None:
+    """The same as autograd's through `place`."""
     x, centers = layouts(5, 4)[layout]
-    weights, slopes = tensor(x).requires_grad_(), torch.linspace(-1, 1, x.size, dtype=torch.float64).reshape(x.shape)
-    found = straight_through(weights, tensor(centers))
-    np.testing.assert_array_equal(array(found.detach()), reference.hard(x, centers))
-    (by_x,) = torch.autograd.grad(found, weights, slopes)
-    torch.testing.assert_close(by_x, slopes, rtol=0, atol=0)
+    slopes = tensor(np.random.default_rng(6).normal(size=x.shape))
+    c = tensor(centers).requires_grad_()
+    assignment = nearest(tensor(x), c)
+    (expected,) = torch.autograd.grad(place(c, assignment, slopes.shape), c, slopes)
+    torch.testing.assert_close(by_centers(slopes, c.detach(), assignment), expected)

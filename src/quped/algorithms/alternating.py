@@ -17,6 +17,7 @@ from quped.errors import check
 from quped.quant import (
     PAPER,
     Linear,
+    by_centers,
     descend_centers,
     initial_centers,
     nearest,
@@ -26,7 +27,6 @@ from quped.quant import (
     prox_weights,
     quantize,
     schedule_for,
-    straight_through,
 )
 from quped.typing import Clock, LossFn, Model, Params, Phase
 
@@ -44,7 +44,7 @@ class Quantization:
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
     straight_through: bool = False
-    """With P infinite: take the gradient of f(Q_c(x)) by x as that by Q_c(x), not as 0. The difference of quped+."""
+    """quped+: x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c. Not with a finite P."""
     update_centers: bool = True
     """False leaves the centers where they start."""
     center_prox: Literal["linear", "exact"] = "linear"
@@ -155,18 +155,14 @@ def step(problem: Problem, learner: Learner, penalty: Params | None = None) -> t
 def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:
     """y = x - eta_1 g, g = grad_x [f(x) + f(Q~_c(x))]; line 2. Return it and the loss at x.
 
-    With P = infinity the second term's gradient is taken as 0, for all of x, as in the paper's appendix; or straight
-    through the quantizer, and then with its true gradient by the parameters that are not quantized.
+    With P = infinity the second term's gradient is taken as 0, for all of x, as in the paper's appendix.
     """
-    x, c, hyper = learner.x, learner.c, problem.hyper
+    x, c = learner.x, learner.c
 
     def f(params: Params) -> tuple[Tensor, Params]:
         value, buffers = problem.run(params, x.buffers)
-        if c and hyper.straight_through:
-            through = {k: straight_through(params[k], centers) for k, centers in c.items()}
-            value = value + problem.run(params | through, learner.q_buffers)[0]
-        elif c and hyper.sharpness < math.inf:
-            value = value + problem.run(quantized(params, c, hyper.sharpness), learner.q_buffers)[0]
+        if c and problem.hyper.sharpness < math.inf:
+            value = value + problem.run(quantized(params, c, problem.hyper.sharpness), learner.q_buffers)[0]
         return value, buffers
 
     grads, value, buffers = gradient(f, x.params)
@@ -177,21 +173,32 @@ def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> 
 
 
 def step_centers(problem: Problem, learner: Learner, lam: float, assigned: Params) -> Learner:
-    """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h), h = grad_c f(Q~_c(x)) at x = x^{t+1}; lines 4 and 5."""
+    """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h), h = grad_c f(Q~_c(x)) at x = x^{t+1}; lines 4 and 5.
+
+    Straight through, the gradient at Q_c(x) moves x as well, as if Q_c were the identity (Bengio, Leonard and
+    Courville, 2013): a step of its own, after the one along grad f(x).
+    """
     x, c, hyper = learner.x.params, learner.c, problem.hyper
 
     def at(centers: Params) -> Params:
         return placed(x, centers, assigned) if hyper.sharpness == math.inf else quantized(x, centers, hyper.sharpness)
 
+    if hyper.straight_through:
+        grads, _, buffers = gradient(lambda params: problem.run(params, learner.q_buffers), at(c))
+        h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
+        moved = learner.x._replace(params=tree.add_scaled(x, grads, -problem.clock.lr))
+        learner = learner._replace(x=moved, q_buffers=buffers)
+    elif hyper.update_centers:
+        h, _, buffers = gradient(lambda centers: problem.run(at(centers), learner.q_buffers), c)
+        learner = learner._replace(q_buffers=buffers)
+    elif learner.q_buffers:
+        learner = learner._replace(q_buffers=problem.logits(at(c), learner.q_buffers)[1])
     if not hyper.update_centers:
-        if not learner.q_buffers:
-            return learner
-        return learner._replace(q_buffers=problem.logits(at(c), learner.q_buffers)[1])
+        return learner
     prox = prox_centers if hyper.center_prox == "linear" else prox_centers_exact
-    h, _, buffers = gradient(lambda centers: problem.run(at(centers), learner.q_buffers), c)
     mu = {k: descend_centers(c[k], h[k], hyper.eta2, hyper.clip) for k in c}
-    moved = {k: prox(mu[k], x[k], c[k], lam * hyper.eta2, assigned[k]).sort(1).values for k in c}
-    return learner._replace(c=moved, q_buffers=buffers)
+    c = {k: prox(mu[k], x[k], c[k], lam * hyper.eta2, assigned[k]).sort(1).values for k in c}
+    return learner._replace(c=c)
 
 
 def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:

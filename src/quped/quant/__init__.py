@@ -2,13 +2,14 @@
 
 from quped.quant.centers import Start, initial_centers
 from quped.quant.prox import descend_centers, prox_centers, prox_centers_exact, prox_weights
-from quped.quant.quantizer import distance, hard, nearest, objective, place, quantize, soft, straight_through
+from quped.quant.quantizer import by_centers, distance, hard, nearest, objective, place, quantize, soft
 from quped.quant.schedules import PAPER, Linear, schedule_for
 
 __all__ = [
     "PAPER",
     "Linear",
     "Start",
+    "by_centers",
     "descend_centers",
     "distance",
     "hard",
@@ -22,5 +23,4 @@ __all__ = [
     "quantize",
     "schedule_for",
     "soft",
-    "straight_through",
 ]

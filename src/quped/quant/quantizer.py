@@ -40,16 +40,14 @@ def place(centers: Tensor, assignment: Tensor, shape: torch.Size) -> Tensor:
     return codebook.place(centers, assignment).reshape(shape)
 
 
+def by_centers(by_weights: Tensor, centers: Tensor, assignment: Tensor) -> Tensor:
+    """Return the gradient by the centers that `place` gives back for one by the weights: its sums."""
+    return codebook.collect(grouped(by_weights, centers), assignment, centers.shape[1])
+
+
 def hard(x: Tensor, centers: Tensor) -> Tensor:
     """Q_c(x): every weight becomes its nearest center. The gradient by x is 0."""
     return place(centers, nearest(x, centers), x.shape)
-
-
-def straight_through(x: Tensor, centers: Tensor) -> Tensor:
-    """Q_c(x) with the gradient by x of the identity: Bengio, Leonard and Courville, Estimating or Propagating
-    Gradients Through Stochastic Neurons for Conditional Computation, 2013."""
-    fixed = x.detach()
-    return hard(fixed, centers) + (x - fixed)
 
 
 def soft(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
