@@ -161,15 +161,15 @@ def test_quped_step_with_a_finite_p() -> None:
 
 
 def test_quped_plus_step_by_hand() -> None:
-    """Straight through: the gradient at Q_c(x) that moves c moves x, too, in a second step; all else is QuPeD's."""
+    """Straight through: the gradient at Q_c(x) that moves c moves x, too: two half steps; all else is QuPeD's."""
     algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=replace(hyper(), straight_through=True))
     t = task(X, W, bits=1)
     work = algorithm.start(t, Global(model(W)), learner(X, C), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
 
-    first = soft_threshold(X - LR * mixed(X, W), C)
+    first = soft_threshold(X - LR / 2 * mixed(X, W), C)
     g = mixed(C[nearest(first, C)], W)
-    x = first - LR * g
+    x = first - LR / 2 * g
     c = C - ETA2 * by_centers(g, first, C) + LAM * ETA2 / 2 * center_pull(first, C)
     w = W - LR * LAMBDA_P * (kd_gradient_teacher(W, x) + kd_gradient_teacher(W, c[nearest(x, c)]))
 
@@ -179,11 +179,11 @@ def test_quped_plus_step_by_hand() -> None:
 
 
 def test_straight_through_with_fixed_centers() -> None:
-    """x takes both steps, the centers none."""
+    """x takes both half steps, the centers none."""
     quantization = replace(hyper(), straight_through=True, update_centers=False)
     work, _ = Local(quantization).step(task(X, W, bits=1), learner(X, C), (batch(),), clock())
-    first = soft_threshold(X - LR * ce_gradient(X), C)
-    np.testing.assert_allclose(v(work.x.params), first - LR * ce_gradient(C[nearest(first, C)]), rtol=1e-12)
+    first = soft_threshold(X - LR / 2 * ce_gradient(X), C)
+    np.testing.assert_allclose(v(work.x.params), first - LR / 2 * ce_gradient(C[nearest(first, C)]), rtol=1e-12)
     np.testing.assert_array_equal(work.c["v"][0].numpy(), C)
 
 
@@ -203,9 +203,9 @@ def test_unquantized_parameters_learn_from_both_passes_straight_through() -> Non
     def by_u(x: Array, u: float) -> float:
         return float((sigmoid(INPUTS * (x[0] - x[1]) + u) - ONE_HOT[:, 0]).mean())
 
-    u = -LR * by_u(X, 0.0)
-    first = soft_threshold(X - LR * ce_gradient(X), C)
-    u -= LR * by_u(C[nearest(first, C)], u)
+    u = -LR / 2 * by_u(X, 0.0)
+    first = soft_threshold(X - LR / 2 * ce_gradient(X), C)
+    u -= LR / 2 * by_u(C[nearest(first, C)], u)
     assert float(work.x.params["u"]) == pytest.approx(u, rel=1e-12)
 
 

@@ -44,7 +44,8 @@ class Quantization:
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
     straight_through: bool = False
-    """quped+: x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c. Not with a finite P."""
+    """quped+: x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c, in two half steps. Not with a
+    finite P."""
     update_centers: bool = True
     """False leaves the centers where they start."""
     center_prox: Literal["linear", "exact"] = "linear"
@@ -168,7 +169,8 @@ def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> 
     grads, value, buffers = gradient(f, x.params)
     if penalty is not None:
         grads = tree.add_scaled(grads, penalty, 1.0)
-    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, problem.clock.lr)
+    lr = problem.clock.lr / 2 if c and problem.hyper.straight_through else problem.clock.lr
+    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, lr)
     return learner._replace(x=Model(params, buffers), velocity=velocity), value
 
 
@@ -176,7 +178,8 @@ def step_centers(problem: Problem, learner: Learner, lam: float, assigned: Param
     """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h), h = grad_c f(Q~_c(x)) at x = x^{t+1}; lines 4 and 5.
 
     Straight through, the gradient at Q_c(x) moves x as well, as if Q_c were the identity (Bengio, Leonard and
-    Courville, 2013): a step of its own, after the one along grad f(x).
+    Courville, 2013). It is a step of its own, after the one along grad f(x); each has half of the learning rate, since
+    with the whole of it single clients lose their network.
     """
     x, c, hyper = learner.x.params, learner.c, problem.hyper
 
@@ -186,7 +189,7 @@ def step_centers(problem: Problem, learner: Learner, lam: float, assigned: Param
     if hyper.straight_through:
         grads, _, buffers = gradient(lambda params: problem.run(params, learner.q_buffers), at(c))
         h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
-        moved = learner.x._replace(params=tree.add_scaled(x, grads, -problem.clock.lr))
+        moved = learner.x._replace(params=tree.add_scaled(x, grads, -problem.clock.lr / 2))
         learner = learner._replace(x=moved, q_buffers=buffers)
     elif hyper.update_centers:
         h, _, buffers = gradient(lambda centers: problem.run(at(centers), learner.q_buffers), c)
