@@ -1,5 +1,6 @@
 """The paper's tables: that they say what the paper says, that a part of one runs, and what is made of the results."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,14 @@ from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
 from quped.report.comparison import Line, document, lines, markdown
+from quped.report.curves import COLORS
 
 TABLE_COUNT = 10
 
 SMALL = """
 title = "A small table"
 source = "nowhere"
-methods = ["quped-2bit", "fedavg"]
+methods = ["quped-2bit", "fedavg", "quped+-2bit"]
 [training]
 epochs = 4
 finetune_epochs = 2
@@ -123,6 +125,11 @@ def test_a_plus_is_the_same_run_straight_through() -> None:
     assert (line.values()["paper"], line.values()["difference"]) == (None, None)
 
 
+def test_every_method_has_a_color() -> None:
+    """Or else the picture would fail after hours of runs."""
+    assert {method.split("-")[0] for method in ROWS} <= COLORS.keys()
+
+
 def test_table_1_is_the_papers_recipe() -> None:
     """Adam with 0.01, lambda(t) = 1e-4 t, eta_2 1e-4 with two drops, 250 epochs; full precision is only evaluated."""
     recipes = {cell.method: cell.recipe for cell in find_table("table1").cells(columns=["resnet32"], seeds=1)}
@@ -165,7 +172,7 @@ def test_a_table_from_start_to_finish(small: table.Table) -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["reproduce", "small", "--seeds", "2", "--workers", "0"], catch_exceptions=False)
     assert done.exit_code == 0
-    assert "4 to go" in done.output
+    assert "6 to go" in done.output
     assert "QuPeD" in done.output
     assert "90.00 ± 0.50" in done.output
     folder = Path("results/small")
@@ -173,12 +180,12 @@ def test_a_table_from_start_to_finish(small: table.Table) -> None:
     assert (folder / "curves.png").stat().st_size > 10_000
     assert not list(folder.rglob("*.partial"))
     stamps = {path: path.stat().st_mtime_ns for path in folder.rglob("seed-*.json")}
-    assert len(stamps) == 4
+    assert len(stamps) == 6
 
     again = runner.invoke(app, ["reproduce", "twin", "--seeds", "2", "--json"], catch_exceptions=False)
     assert {path: path.stat().st_mtime_ns for path in Path("results").rglob("seed-*.json")} == stamps
     values = json.loads(again.output)["columns"]["digits"]
-    assert [line["method"] for line in values] == ["quped-2bit", "fedavg"]
+    assert [line["method"] for line in values] == ["quped-2bit", "fedavg", "quped+-2bit"]
     accuracies = [
         json.loads((folder / f"digits/quped-2bit/seed-{s}.json").read_text())["accuracy"]["mean"] for s in (0, 1)
     ]
@@ -189,7 +196,7 @@ def test_a_table_from_start_to_finish(small: table.Table) -> None:
     shown = runner.invoke(app, ["reproduce", "small", "--status"], catch_exceptions=False)
     assert "fedavg" in shown.output
     assert not status(small.cells(seeds=2), Path("results")).missing
-    assert [cell.seed for cell in status(small.cells(seeds=3), Path("results")).missing] == [2, 2]
+    assert [cell.seed for cell in status(small.cells(seeds=3), Path("results")).missing] == [2, 2, 2]
 
 
 def test_shortened_runs_are_marked_everywhere(small: table.Table) -> None:
@@ -255,6 +262,9 @@ def test_networks_remember_what_they_started_from(tmp_path: Path) -> None:
     weights.write_bytes(b"others")
     assert status([cell], tmp_path).missing == []
     assert status([cell], tmp_path, warm_start=tmp_path).missing == [cell]
+    same = hashlib.sha256(b"others").hexdigest()
+    write.write_text(json.dumps({"config": cell.config, "weights": same, "seconds": 3.0}))
+    assert status([cell], tmp_path, warm_start=tmp_path).missing == []
     weights.unlink()
     with pytest.raises(InvalidValueError, match=r"--warm-start FOLDER.*resnet20\*"):
         run_cell(cells[1], tmp_path, warm_start=tmp_path)

@@ -1,7 +1,9 @@
 """One step of every algorithm against the same step in NumPy, on a model with two parameters."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,9 +27,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quped.algorithms import FML, SGD, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL, Task, alternating
-from quped.algorithms.alternating import Learner
+from quped.algorithms.alternating import Learner, Problem
 from quped.algorithms.base import Global
 from quped.algorithms.qupel import Shared as QuPeLShared
+from quped.errors import InvalidValueError
+from quped.losses import cross_entropy
 from quped.quant import Linear
 from quped.typing import Model, Params, Phase
 
@@ -160,31 +164,83 @@ def test_quped_step_with_a_finite_p() -> None:
     np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
 
 
-def test_quped_plus_step_by_hand() -> None:
-    """Straight through: the gradient at Q_c(x) that moves c moves x, too: two half steps; all else is QuPeD's."""
+CROSSING = np.array([-0.055, 0.37])
+"""The first half step takes one weight over the border between the centers, the second the other."""
+
+
+def two_half_steps(x: Array, g: Callable[[Array], Array], decay: float = 0.0) -> tuple[Array, Array]:
+    """Return x after half a step at x and half a step at Q_c(x), with weight decay in both, and h of the second."""
+    first = x - LR / 2 * (g(x) + decay * x)
+    at_q = g(C[nearest(first, C)])
+    return first - LR / 2 * (at_q + decay * first), by_centers(at_q, first, C)
+
+
+@pytest.mark.parametrize("start", [X, CROSSING], ids=["staying", "crossing"])
+def test_quped_plus_step_by_hand(start: Array) -> None:
+    """Two half steps, at x and straight through at Q_c(x); then the prox of x; then c with the second gradient."""
     algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=replace(hyper(), straight_through=True))
-    t = task(X, W, bits=1)
-    work = algorithm.start(t, Global(model(W)), learner(X, C), clock())
+    t = task(start, W, bits=1, weight_decay=0.3)
+    work = algorithm.start(t, Global(model(W)), learner(start, C), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
 
-    first = soft_threshold(X - LR / 2 * mixed(X, W), C)
-    g = mixed(C[nearest(first, C)], W)
-    x = first - LR / 2 * g
-    c = C - ETA2 * by_centers(g, first, C) + LAM * ETA2 / 2 * center_pull(first, C)
-    w = W - LR * LAMBDA_P * (kd_gradient_teacher(W, x) + kd_gradient_teacher(W, c[nearest(x, c)]))
+    y, h = two_half_steps(start, lambda x: mixed(x, W), 0.3)
+    x = soft_threshold(y, C)
+    c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(x, C)
+    by_w = kd_gradient_teacher(W, x) + kd_gradient_teacher(W, c[nearest(x, c)])
 
     np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
     np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
-    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), W - LR * (LAMBDA_P * by_w + 0.3 * W), rtol=1e-12)
 
 
-def test_straight_through_with_fixed_centers() -> None:
-    """x takes both half steps, the centers none."""
+def test_the_crossing_example_crosses() -> None:
+    """Or else it would not tell one order of the steps from another."""
+    first = CROSSING - LR / 2 * (mixed(CROSSING, W) + 0.3 * CROSSING)
+    y, _ = two_half_steps(CROSSING, lambda x: mixed(x, W), 0.3)
+    assert not np.array_equal(nearest(CROSSING, C), nearest(first, C))
+    assert not np.array_equal(nearest(first, C), nearest(y, C))
+
+
+def test_straight_through_with_fixed_centers_and_momentum() -> None:
+    """x takes both half steps with one velocity, the centers none."""
     quantization = replace(hyper(), straight_through=True, update_centers=False)
-    work, _ = Local(quantization).step(task(X, W, bits=1), learner(X, C), (batch(),), clock())
-    first = soft_threshold(X - LR / 2 * ce_gradient(X), C)
-    np.testing.assert_allclose(v(work.x.params), first - LR / 2 * ce_gradient(C[nearest(first, C)]), rtol=1e-12)
+    t = replace(task(X, W, bits=1), sgd=SGD(0.0, 0.5))
+    rolling = learner(X, C)._replace(velocity={"v": torch.tensor([0.2, -0.4], dtype=torch.float64)})
+    work, _ = Local(quantization).step(t, rolling, (batch(),), clock())
+    velocity = 0.5 * np.array([0.2, -0.4]) + ce_gradient(X)
+    first = X - LR / 2 * velocity
+    velocity = 0.5 * velocity + ce_gradient(C[nearest(first, C)])
+    np.testing.assert_allclose(v(work.x.params), soft_threshold(first - LR / 2 * velocity, C), rtol=1e-12)
+    np.testing.assert_allclose(work.velocity["v"].numpy(), velocity, rtol=1e-12)
     np.testing.assert_array_equal(work.c["v"][0].numpy(), C)
+
+
+def test_straight_through_a_penalty_counts_in_both_half_steps() -> None:
+    """As much as it does in one whole step."""
+    problem = Problem(
+        task(X, W, bits=1),
+        replace(hyper(), straight_through=True),
+        batch().inputs,
+        partial(cross_entropy, labels=batch().labels),
+        clock(),
+    )
+    penalty = np.array([0.3, -0.2])
+    stepped, _ = alternating.step(problem, learner(X, C), {"v": torch.tensor(penalty)})
+    first = X - LR / 2 * (ce_gradient(X) + penalty)
+    at_q = ce_gradient(C[nearest(first, C)])
+    np.testing.assert_allclose(v(stepped.x.params), soft_threshold(first - LR / 2 * (at_q + penalty), C), rtol=1e-12)
+    h = by_centers(at_q, first, C)  # without the penalty: it is a term in x alone
+    c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(v(stepped.x.params), C)
+    np.testing.assert_allclose(stepped.c["v"][0].numpy(), c, rtol=1e-12)
+
+
+def test_a_full_precision_client_of_quped_plus_takes_whole_steps() -> None:
+    """In a federation with bit-widths of many kinds."""
+    quantization = replace(hyper(), straight_through=True)
+    work, _ = Local(quantization).step(task(X, W), learner(X, None), (batch(),), clock())
+    np.testing.assert_allclose(v(work.x.params), X - LR * ce_gradient(X), rtol=1e-12)
+    with pytest.raises(InvalidValueError, match="infinite with straight_through"):
+        Quantization(straight_through=True, sharpness=10.0)
 
 
 def test_unquantized_parameters_learn_from_both_passes_straight_through() -> None:
@@ -204,7 +260,7 @@ def test_unquantized_parameters_learn_from_both_passes_straight_through() -> Non
         return float((sigmoid(INPUTS * (x[0] - x[1]) + u) - ONE_HOT[:, 0]).mean())
 
     u = -LR / 2 * by_u(X, 0.0)
-    first = soft_threshold(X - LR / 2 * ce_gradient(X), C)
+    first = X - LR / 2 * ce_gradient(X)
     u -= LR / 2 * by_u(C[nearest(first, C)], u)
     assert float(work.x.params["u"]) == pytest.approx(u, rel=1e-12)
 

@@ -1,6 +1,7 @@
 """`quped train`: that it learns, goes on where it was, and says what is wrong."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from quped.centralized import training
+from quped.centralized import BinaryRelax, training
 from quped.centralized.training import METHODS, Epoch, Recipe, packed, train, unpacked
 from quped.cli import app
 from quped.data import Subset
@@ -75,6 +76,16 @@ def test_warm_start(tmp_path: Path) -> None:
         train(replace(recipe, model="cnn1"), RunRecord.create(tmp_path / "other"))
     with pytest.raises(InvalidValueError, match="cannot be read"):
         train(replace(recipe, warm_start=str(tmp_path / "none")), RunRecord.create(tmp_path / "none-run"))
+
+
+@pytest.mark.parametrize(("epochs", "finetune", "stretch", "first"), [(250, 50, 1.0, 150), (10, 2, 25.0, 6)])
+def test_binary_relax_has_its_authors_schedule(epochs: int, finetune: int, stretch: float, first: int) -> None:
+    """lambda grows by 4 % in an epoch; the last quarter of the training epochs is exact, in a shortened run, too."""
+    recipe = Recipe("mlp", "digits", "binaryrelax", epochs=epochs, finetune_epochs=finetune, stretch=stretch)
+    optimizer = recipe.optimizer(mlp((64,), 10))
+    assert isinstance(optimizer, BinaryRelax)
+    assert optimizer.lam(first * stretch) == pytest.approx(1.04 ** (first * stretch))
+    assert optimizer.lam((first + 1) * stretch) == math.inf
 
 
 def test_validation_samples_are_not_trained_on() -> None:

@@ -229,6 +229,11 @@ def test_a_compiler_with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", f"'{compiler}' g++ -pipe")
     assert build.find_compiler() == (str(compiler), "g++", "-pipe")
+    build.find_compiler.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "half a 'quote")
+    compiler.rename(tmp_path / "clang++")
+    assert build.find_compiler() == (str(tmp_path / "clang++"),)
 
 
 @needs_compiler

@@ -44,8 +44,7 @@ class Quantization:
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
     straight_through: bool = False
-    """quped+: x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c, in two half steps. Not with a
-    finite P."""
+    """quped+: x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c. Not with a finite P."""
     update_centers: bool = True
     """False leaves the centers where they start."""
     center_prox: Literal["linear", "exact"] = "linear"
@@ -144,13 +143,14 @@ def step(problem: Problem, learner: Learner, penalty: Params | None = None) -> t
     if problem.clock.phase is Phase.FINETUNE:
         return finetune(problem, learner, penalty)
     lam = schedule_for(problem.task.bits, problem.hyper.lam)(problem.clock.t)
-    learner, value = step_weights(problem, learner, penalty)
-    # A proximal step leaves every weight with its center: the assignment serves for both.
-    x, c, strength = learner.x, learner.c, lam * problem.clock.lr
-    assigned = assignment(x.params, c)
-    moved = {k: prox_weights(x.params[k], c[k], strength, assigned[k]) for k in c}
-    learner = learner._replace(x=x._replace(params=x.params | moved))
-    return step_centers(problem, learner, lam, assigned), value
+    if problem.hyper.straight_through:
+        learner, value, h = half_steps(problem, learner, penalty)
+        learner, assigned = pull_weights(problem, learner, lam)
+    else:
+        learner, value = step_weights(problem, learner, penalty)
+        learner, assigned = pull_weights(problem, learner, lam)
+        learner, h = center_gradient(problem, learner, assigned)
+    return step_centers(problem, learner, h, lam, assigned), value
 
 
 def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:
@@ -169,39 +169,63 @@ def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> 
     grads, value, buffers = gradient(f, x.params)
     if penalty is not None:
         grads = tree.add_scaled(grads, penalty, 1.0)
-    lr = problem.clock.lr / 2 if c and problem.hyper.straight_through else problem.clock.lr
-    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, lr)
+    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, problem.clock.lr)
     return learner._replace(x=Model(params, buffers), velocity=velocity), value
 
 
-def step_centers(problem: Problem, learner: Learner, lam: float, assigned: Params) -> Learner:
-    """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h), h = grad_c f(Q~_c(x)) at x = x^{t+1}; lines 4 and 5.
+def half_steps(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor, Params]:
+    """quped+: step x along grad f(x), then along the gradient at Q_c(x), as if Q_c were the identity (Bengio, Leonard
+    and Courville, 2013), each with half of the learning rate. Return it, the loss at x, and h of the second gradient.
 
-    Straight through, the gradient at Q_c(x) moves x as well, as if Q_c were the identity (Bengio, Leonard and
-    Courville, 2013). It is a step of its own, after the one along grad f(x); each has half of the learning rate, since
-    with the whole of it single clients lose their network.
+    With whole steps, or with the sum of both gradients in one, single clients lose their network for good.
     """
+    half = problem._replace(clock=problem.clock._replace(lr=problem.clock.lr / 2))
+    learner, value = step_weights(half, learner, penalty)
+    x, c = learner.x, learner.c
+    assigned = assignment(x.params, c)
+    at_q = placed(x.params, c, assigned)
+    grads, _, buffers = gradient(lambda params: problem.run(params, learner.q_buffers), at_q)
+    h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
+    if penalty is not None:
+        grads = tree.add_scaled(grads, penalty, 1.0)
+    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, half.clock.lr)
+    return learner._replace(x=x._replace(params=params), q_buffers=buffers, velocity=velocity), value, h
+
+
+def pull_weights(problem: Problem, learner: Learner, lam: float) -> tuple[Learner, Params]:
+    """x^{t+1} = prox_{eta_1 lambda R(., c)}(y); line 3. Return it and which center each weight belongs to.
+
+    The step leaves every weight with its center: the assignment serves for the centers, too.
+    """
+    x, c = learner.x, learner.c
+    assigned = assignment(x.params, c)
+    moved = {k: prox_weights(x.params[k], c[k], lam * problem.clock.lr, assigned[k]) for k in c}
+    return learner._replace(x=x._replace(params=x.params | moved)), assigned
+
+
+def center_gradient(problem: Problem, learner: Learner, assigned: Params) -> tuple[Learner, Params]:
+    """h = grad_c f(Q~_c(x)) at x = x^{t+1}; line 4. Return the learner with the buffers of this pass, and h."""
     x, c, hyper = learner.x.params, learner.c, problem.hyper
 
     def at(centers: Params) -> Params:
         return placed(x, centers, assigned) if hyper.sharpness == math.inf else quantized(x, centers, hyper.sharpness)
 
-    if hyper.straight_through:
-        grads, _, buffers = gradient(lambda params: problem.run(params, learner.q_buffers), at(c))
-        h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
-        moved = learner.x._replace(params=tree.add_scaled(x, grads, -problem.clock.lr / 2))
-        learner = learner._replace(x=moved, q_buffers=buffers)
-    elif hyper.update_centers:
+    if hyper.update_centers:
         h, _, buffers = gradient(lambda centers: problem.run(at(centers), learner.q_buffers), c)
-        learner = learner._replace(q_buffers=buffers)
-    elif learner.q_buffers:
-        learner = learner._replace(q_buffers=problem.logits(at(c), learner.q_buffers)[1])
+        return learner._replace(q_buffers=buffers), h
+    buffers = problem.logits(at(c), learner.q_buffers)[1] if learner.q_buffers else {}
+    return learner._replace(q_buffers=buffers), {}
+
+
+def step_centers(problem: Problem, learner: Learner, h: Params, lam: float, assigned: Params) -> Learner:
+    """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h); line 5."""
+    x, c, hyper = learner.x.params, learner.c, problem.hyper
     if not hyper.update_centers:
         return learner
     prox = prox_centers if hyper.center_prox == "linear" else prox_centers_exact
     mu = {k: descend_centers(c[k], h[k], hyper.eta2, hyper.clip) for k in c}
-    c = {k: prox(mu[k], x[k], c[k], lam * hyper.eta2, assigned[k]).sort(1).values for k in c}
-    return learner._replace(c=c)
+    moved = {k: prox(mu[k], x[k], c[k], lam * hyper.eta2, assigned[k]).sort(1).values for k in c}
+    return learner._replace(c=moved)
 
 
 def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:

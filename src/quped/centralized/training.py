@@ -108,8 +108,9 @@ class Recipe:
             case "proxquant":
                 return ProxQuant(adam, which, bits=self.bits, lam=lam)
             case "binaryrelax":
-                # As in the authors' published code: the second phase is the last quarter of the training epochs.
-                hard_from = 0.75 * (self.epochs - self.finetune_epochs) * self.stretch
+                # As in the authors' published code: the second phase is the last quarter of the training epochs. The
+                # first epoch has t = stretch.
+                hard_from = (0.75 * (self.epochs - self.finetune_epochs) + 1) * self.stretch
                 return BinaryRelax(adam, which, bits=self.bits, lam=geometric(1.0, 1.04, hard_from))
             case "straight-through":
                 return StraightThrough(adam, which, bits=self.bits)

@@ -36,7 +36,10 @@ Epochs = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder of the results.", file_okay=False)]
 Warm = Annotated[
     Path | None,
-    typer.Option(help="Folder with the networks in full precision that table1 starts from.", file_okay=False),
+    typer.Option(
+        help="Folder with the networks in full precision that table1 starts from; runs from others are done anew.",
+        file_okay=False,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")]
 
@@ -59,7 +62,8 @@ def reproduce_command(
 ) -> None:
     """Run a table of the paper and show our numbers beside the paper's.
 
-    What is done is skipped, and what was interrupted goes on, so a table can be spread over many calls.
+    What is done is skipped, and what was interrupted goes on, so a table can be spread over many calls. Methods with a
+    + are ours, not the paper's.
     """
     console = Console(quiet=as_json, highlight=False)
     if not console.is_terminal:
@@ -76,7 +80,7 @@ def reproduce_command(
     rows, fields = (None if names is None else [n.strip() for n in names.split(",")] for names in (methods, columns))
     cells = [cell for found in wanted for cell in found.cells(rows, fields, seeds, epochs)]
     if show_status:
-        tell_status(console, wanted, cells, out)
+        tell_status(console, wanted, cells, out, warm_start)
         return
     (found,) = wanted
     run(console, cells, out, workers, warm_start)
@@ -144,7 +148,7 @@ def show_tables(console: Console) -> None:
     )
 
 
-def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: Path) -> None:
+def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: Path, warm_start: Path | None) -> None:
     """Show how much of each table is there."""
     shown = RichTable(title=f"Runs in {out}", title_justify="left")
     for name in ("table", "column", "method", "done", "to go", "time left"):
@@ -156,7 +160,7 @@ def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: P
             for method in rows:
                 part = [cell for cell in mine if method in ("all", cell.method)]
                 if part:
-                    there = status(part, out)
+                    there = status(part, out, warm_start)
                     left = duration(there.seconds_left) if there.missing else ""
                     shown.add_row(table.name, column.name, method, str(there.done), str(len(there.missing)), left)
     console.print(shown)

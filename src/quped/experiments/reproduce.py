@@ -151,10 +151,13 @@ def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) 
     With `warm_start`, runs that began with other weights than those in that folder are missing.
     """
 
-    def weights(cell: Cell) -> str | None:
-        return None if cell.recipe is None or warm_start is None else checksum(started(cell.recipe, warm_start))
+    def result_of(cell: Cell) -> Result | None:
+        result = stored(cell, folder)
+        if result is None or cell.recipe is None or warm_start is None:
+            return result
+        return stored(cell, folder, checksum(started(cell.recipe, warm_start)))
 
-    results = [(cell, stored(cell, folder, weights(cell))) for cell in cells]
+    results = [(cell, result_of(cell)) for cell in cells]
     done = [(work(cell), float(result["seconds"])) for cell, result in results if result is not None]
     steps, seconds = sum(steps for steps, _ in done), sum(seconds for steps, seconds in done if steps)
     rate = steps / seconds if steps else GUESSED_RATE

@@ -67,7 +67,12 @@ def load(command: list[str], source: Path, file: Path) -> ctypes.CDLL:
 @cache
 def find_compiler() -> tuple[str, ...] | None:
     """Return the command of this machine's C++ compiler: `CXX`, such as "ccache g++", or one with a usual name."""
-    for name, *options in (shlex.split(os.environ.get("CXX", "")) or ["c++"], ["c++"], ["g++"], ["clang++"]):
+    wanted = os.environ.get("CXX", "")
+    try:
+        words = shlex.split(wanted)
+    except ValueError:  # a quote without its other half
+        words = [wanted]
+    for name, *options in filter(None, (words, ["c++"], ["g++"], ["clang++"])):
         if found := shutil.which(name):
             return found, *options
     log.warning("There is no C++ compiler: PyTorch's own, slower kernels are used. Install g++ or clang++, or set CXX.")
