@@ -11,7 +11,7 @@ from torch import nn
 
 from quped import Client, Federation, Fit, QuPeD, QupedError, tree
 from quped.algorithms import AnyAlgorithm
-from quped.algorithms.alternating import Quantization
+from quped.algorithms.quantization import Quantization
 from quped.data import Subset
 from quped.data.digits import digits
 from quped.engines import vmapped

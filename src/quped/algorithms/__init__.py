@@ -1,13 +1,13 @@
 """The algorithms: one file each, pure, under one interface."""
 
 from quped.algorithms import alternating
-from quped.algorithms.alternating import Quantization
 from quped.algorithms.base import FULL_PRECISION, SGD, AnyAlgorithm, Task
 from quped.algorithms.fedavg import FedAvg
 from quped.algorithms.fml import FML
 from quped.algorithms.local import Local
 from quped.algorithms.perfedavg import PerFedAvg
 from quped.algorithms.pfedme import PFedMe
+from quped.algorithms.quantization import Quantization
 from quped.algorithms.quped import QuPeD
 from quped.algorithms.qupel import QuPeL
 

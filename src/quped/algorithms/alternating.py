@@ -5,18 +5,14 @@ plain SGD on x.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from quped import tree
 from quped.algorithms.base import FULL_PRECISION, Task, gradient
-from quped.errors import check
+from quped.algorithms.quantization import Quantization
 from quped.quant import (
-    PAPER,
-    Linear,
     by_centers,
     descend_centers,
     initial_centers,
@@ -29,39 +25,6 @@ from quped.quant import (
     schedule_for,
 )
 from quped.typing import Clock, LossFn, Model, Params, Phase
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """Hyperparameters of Algorithm 1."""
-
-    eta2: float = 1e-4
-    """eta_2, the learning rate of the centers."""
-    clip: float = 10.0
-    """How large an entry of h, the gradient by a center, may be; larger ones are cut. That of the authors' code."""
-    lam: Mapping[int, Linear] = field(default_factory=lambda: dict(PAPER))
-    """lambda(t) by bit-width; a width that is not listed takes the next lower one."""
-    sharpness: float = math.inf
-    """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
-    straight_through: bool = False
-    """quped+: x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c. Not with a finite P."""
-    update_centers: bool = True
-    """False leaves the centers where they start."""
-    center_prox: Literal["linear", "exact"] = "linear"
-    """The paper's linearised prox of the centers, or the exact one (slower), for which F_lambda never increases."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check(0 <= self.eta2 < math.inf, "eta2", "at least 0 and finite", self.eta2)
-        check(self.clip > 0, "clip", "above 0", self.clip)
-        check(self.sharpness > 0, "sharpness P", "above 0", self.sharpness)
-        finite = self.sharpness < math.inf
-        check(not (finite and self.straight_through), "sharpness P", "infinite with straight_through", self.sharpness)
-        check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
-        some = isinstance(self.lam, Mapping) and len(self.lam) > 0
-        check(some, "lam", "schedules by bit-width, such as {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}", self.lam)
 
 
 class Learner(NamedTuple):
@@ -183,8 +146,8 @@ def half_steps(problem: Problem, learner: Learner, penalty: Params | None) -> tu
     learner, value = step_weights(half, learner, penalty)
     x, c = learner.x, learner.c
     assigned = assignment(x.params, c)
-    at_q = placed(x.params, c, assigned)
-    grads, _, buffers = gradient(lambda params: problem.run(params, learner.q_buffers), at_q)
+    q = placed(x.params, c, assigned)
+    grads, _, buffers = gradient(lambda params: problem.run(params, learner.q_buffers), q)
     h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
     if penalty is not None:
         grads = tree.add_scaled(grads, penalty, 1.0)
@@ -193,10 +156,7 @@ def half_steps(problem: Problem, learner: Learner, penalty: Params | None) -> tu
 
 
 def pull_weights(problem: Problem, learner: Learner, lam: float) -> tuple[Learner, Params]:
-    """x^{t+1} = prox_{eta_1 lambda R(., c)}(y); line 3. Return it and which center each weight belongs to.
-
-    The step leaves every weight with its center: the assignment serves for the centers, too.
-    """
+    """x^{t+1} = prox_{eta_1 lambda R(., c)}(y); line 3. Return it and the assignment, which it does not change."""
     x, c = learner.x, learner.c
     assigned = assignment(x.params, c)
     moved = {k: prox_weights(x.params[k], c[k], lam * problem.clock.lr, assigned[k]) for k in c}
@@ -210,11 +170,13 @@ def center_gradient(problem: Problem, learner: Learner, assigned: Params) -> tup
     def at(centers: Params) -> Params:
         return placed(x, centers, assigned) if hyper.sharpness == math.inf else quantized(x, centers, hyper.sharpness)
 
+    h: Params = {}
+    buffers = learner.q_buffers
     if hyper.update_centers:
         h, _, buffers = gradient(lambda centers: problem.run(at(centers), learner.q_buffers), c)
-        return learner._replace(q_buffers=buffers), h
-    buffers = problem.logits(at(c), learner.q_buffers)[1] if learner.q_buffers else {}
-    return learner._replace(q_buffers=buffers), {}
+    elif buffers:
+        buffers = problem.logits(at(c), buffers)[1]
+    return learner._replace(q_buffers=buffers), h
 
 
 def step_centers(problem: Problem, learner: Learner, h: Params, lam: float, assigned: Params) -> Learner:

@@ -5,8 +5,9 @@ from functools import partial
 from typing import ClassVar
 
 from quped.algorithms import alternating
-from quped.algorithms.alternating import Learner, Problem, Quantization
+from quped.algorithms.alternating import Learner, Problem
 from quped.algorithms.base import Empty, Meeting, Task
+from quped.algorithms.quantization import Quantization
 from quped.losses import cross_entropy
 from quped.typing import Batch, Clock, Metrics, Model
 

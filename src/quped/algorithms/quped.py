@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from quped.algorithms import alternating
-from quped.algorithms.alternating import Learner, Problem, Quantization
+from quped.algorithms.alternating import Learner, Problem
 from quped.algorithms.base import Global, Meeting, Task, gradient, pullback, receive, send
+from quped.algorithms.quantization import Quantization
 from quped.errors import check, check_number
 from quped.losses import cross_entropy, distillation
 from quped.typing import Batch, Clock, Metrics, Model, Params

@@ -7,8 +7,9 @@ from typing import ClassVar, NamedTuple
 
 from quped import tree
 from quped.algorithms import alternating
-from quped.algorithms.alternating import Learner, Problem, Quantization
+from quped.algorithms.alternating import Learner, Problem
 from quped.algorithms.base import Meeting, Task
+from quped.algorithms.quantization import Quantization
 from quped.errors import check_number
 from quped.losses import cross_entropy
 from quped.typing import Batch, Clock, Metrics, Model, Params

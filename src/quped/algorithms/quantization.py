@@ -1,0 +1,42 @@
+"""The hyperparameters of Algorithm 1, shared by `local`, `qupel` and `quped`."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from quped.errors import check
+from quped.quant import PAPER, Linear
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Hyperparameters of Algorithm 1."""
+
+    eta2: float = 1e-4
+    """eta_2, the learning rate of the centers."""
+    clip: float = 10.0
+    """How large an entry of h, the gradient by a center, may be; larger ones are cut. That of the authors' code."""
+    lam: Mapping[int, Linear] = field(default_factory=lambda: dict(PAPER))
+    """lambda(t) by bit-width; a width that is not listed takes the next lower one."""
+    sharpness: float = math.inf
+    """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
+    straight_through: bool = False
+    """quped+: x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c. Not with a finite P."""
+    update_centers: bool = True
+    """False leaves the centers where they start."""
+    center_prox: Literal["linear", "exact"] = "linear"
+    """The paper's linearised prox of the centers, or the exact one (slower), for which F_lambda never increases."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check(0 <= self.eta2 < math.inf, "eta2", "at least 0 and finite", self.eta2)
+        check(self.clip > 0, "clip", "above 0", self.clip)
+        check(self.sharpness > 0, "sharpness P", "above 0", self.sharpness)
+        finite = self.sharpness < math.inf
+        check(not (finite and self.straight_through), "sharpness P", "infinite with straight_through", self.sharpness)
+        check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
+        some = isinstance(self.lam, Mapping) and len(self.lam) > 0
+        check(some, "lam", "schedules by bit-width, such as {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}", self.lam)
