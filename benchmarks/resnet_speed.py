@@ -56,9 +56,10 @@ def main(network: str) -> None:
             if turn:  # in the first, memory is still being laid out
                 seconds[method].append(spent)
     peak = statistics.median(peaks)
-    print(f"{network}, batches of 128, {threads} threads, sgemm peak {peak / 1e9:.0f} GFLOP/s")
+    batch = recipes["float"].batch_size
+    print(f"{network}, batches of {batch}, {threads} threads, sgemm peak {peak / 1e9:.0f} GFLOP/s")
     for method in METHODS:
-        rate = STEPS * recipes[method].batch_size / statistics.median(seconds[method])
+        rate = STEPS * batch / statistics.median(seconds[method])
         print(f"{method:12s} {rate:7.0f} images/s   {rate * flops[method] / peak:4.0%} of the peak")
 
 

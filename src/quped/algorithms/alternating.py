@@ -130,10 +130,15 @@ def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> 
         return value, buffers
 
     grads, value, buffers = gradient(f, x.params)
+    return descend_weights(problem, learner._replace(x=x._replace(buffers=buffers)), grads, penalty), value
+
+
+def descend_weights(problem: Problem, learner: Learner, grads: Params, penalty: Params | None) -> Learner:
+    """Take an SGD step of x along the sum of two gradients."""
     if penalty is not None:
         grads = tree.add_scaled(grads, penalty, 1.0)
-    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, problem.clock.lr)
-    return learner._replace(x=Model(params, buffers), velocity=velocity), value
+    params, velocity = problem.task.sgd.step(learner.x.params, grads, learner.velocity, problem.clock.lr)
+    return learner._replace(x=learner.x._replace(params=params), velocity=velocity)
 
 
 def half_steps(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor, Params]:
@@ -144,15 +149,12 @@ def half_steps(problem: Problem, learner: Learner, penalty: Params | None) -> tu
     """
     half = problem._replace(clock=problem.clock._replace(lr=problem.clock.lr / 2))
     learner, value = step_weights(half, learner, penalty)
-    x, c = learner.x, learner.c
-    assigned = assignment(x.params, c)
-    q = placed(x.params, c, assigned)
+    x, c = learner.x.params, learner.c
+    assigned = assignment(x, c)
+    q = placed(x, c, assigned)
     grads, _, buffers = gradient(lambda params: problem.run(params, learner.q_buffers), q)
     h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
-    if penalty is not None:
-        grads = tree.add_scaled(grads, penalty, 1.0)
-    params, velocity = problem.task.sgd.step(x.params, grads, learner.velocity, half.clock.lr)
-    return learner._replace(x=x._replace(params=params), q_buffers=buffers, velocity=velocity), value, h
+    return descend_weights(half, learner._replace(q_buffers=buffers), grads, penalty), value, h
 
 
 def pull_weights(problem: Problem, learner: Learner, lam: float) -> tuple[Learner, Params]:
