@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from typer.testing import CliRunner
 
 from quped.centralized import BinaryRelax, training
+from quped.centralized.base import Closure, QuantizedOptimizer
 from quped.centralized.training import METHODS, Epoch, Recipe, packed, train, unpacked
 from quped.cli import app
 from quped.data import Subset
@@ -78,14 +80,30 @@ def test_warm_start(tmp_path: Path) -> None:
         train(replace(recipe, warm_start=str(tmp_path / "none")), RunRecord.create(tmp_path / "none-run"))
 
 
-@pytest.mark.parametrize(("epochs", "finetune", "stretch", "first"), [(250, 50, 1.0, 150), (10, 2, 25.0, 6)])
-def test_binary_relax_has_its_authors_schedule(epochs: int, finetune: int, stretch: float, first: int) -> None:
+def test_a_shortened_run_passes_through_the_whole_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """t counts epochs of the full run, several in one epoch of a shortened one; the centers' rate falls on its way."""
+    seen: list[tuple[float, float]] = []
+    step = QuantizedOptimizer.step
+
+    def watched(optimizer: QuantizedOptimizer, closure: Closure) -> Tensor:
+        seen.append((optimizer.t, optimizer.groups[0]["eta2"]))
+        return step(optimizer, closure)
+
+    monkeypatch.setattr(QuantizedOptimizer, "step", watched)
+    recipe = replace(SMALL, epochs=2, finetune_epochs=1, batch_size=361, stretch=80.0, eta2=1e-4)
+    train(recipe, RunRecord.create(tmp_path / "run"))
+    assert [t for t, _ in seen] == [1, 21, 41, 61, 81, 101, 121, 141]
+    assert [eta2 for _, eta2 in seen] == pytest.approx([1e-4] * 4 + [1e-5] * 3 + [1e-6])
+
+
+@pytest.mark.parametrize(("epochs", "finetune", "stretch"), [(250, 50, 1.0), (10, 2, 25.0)])
+def test_binary_relax_has_its_authors_schedule(epochs: int, finetune: int, stretch: float) -> None:
     """lambda grows by 4 % in an epoch; the last quarter of the training epochs is exact, in a shortened run, too."""
     recipe = Recipe("mlp", "digits", "binaryrelax", epochs=epochs, finetune_epochs=finetune, stretch=stretch)
     optimizer = recipe.optimizer(mlp((64,), 10))
     assert isinstance(optimizer, BinaryRelax)
-    assert optimizer.lam(first * stretch) == pytest.approx(1.04 ** (first * stretch))
-    assert optimizer.lam((first + 1) * stretch) == math.inf
+    assert optimizer.lam(150) == pytest.approx(1.04**150)
+    assert optimizer.lam(151) == math.inf
 
 
 def test_validation_samples_are_not_trained_on() -> None:

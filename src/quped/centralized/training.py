@@ -108,14 +108,17 @@ class Recipe:
             case "proxquant":
                 return ProxQuant(adam, which, bits=self.bits, lam=lam)
             case "binaryrelax":
-                # As in the authors' published code: the second phase is the last quarter of the training epochs. The
-                # first epoch has t = stretch.
-                hard_from = (0.75 * (self.epochs - self.finetune_epochs) + 1) * self.stretch
+                # As in the authors' published code: the second phase is the last quarter of the training epochs.
+                hard_from = 0.75 * (self.epochs - self.finetune_epochs) * self.stretch + 1
                 return BinaryRelax(adam, which, bits=self.bits, lam=geometric(1.0, 1.04, hard_from))
             case "straight-through":
                 return StraightThrough(adam, which, bits=self.bits)
         # In full precision it is never hardened, and its bits do not matter.
         return KMeans(adam, which, bits=self.bits if self.quantizes else 1)
+
+    def t_at(self, epoch: float) -> int:
+        """Return t, the epoch of the full schedule from 1 on; of a shortened run several pass in one of its epochs."""
+        return math.floor(epoch * self.stretch) + 1
 
     def eta2_at(self, t: float) -> float:
         """Return the learning rate of the centers at epoch t of the full schedule."""
@@ -203,15 +206,15 @@ def one_epoch(
     """Pass once through the samples; return the mean loss."""
     if recipe.quantizes and not optimizer.hard and epoch >= recipe.epochs - recipe.finetune_epochs:
         optimizer.harden(model)
-    optimizer.t = (epoch + 1) * recipe.stretch
-    for group in optimizer.groups:
-        group["eta2"] = recipe.eta2_at(optimizer.t)
     order = generator(recipe.seed, "order", epoch).permutation(len(samples))
     parts = np.array_split(order, -(-len(order) // recipe.batch_size))
     losses = []
     model.train()
     with torch_seeded(recipe.seed, "steps", epoch):
         for i, batch in enumerate(ahead(recipe, epoch, samples, parts)):
+            optimizer.t = recipe.t_at(epoch + i / len(parts))
+            for group in optimizer.groups:
+                group["eta2"] = recipe.eta2_at(optimizer.t)
             losses.append(optimizer.step(partial(loss_of, model, batch)))
             tell((i + 1) / len(parts))
     return float(torch.stack(losses).mean())

@@ -62,8 +62,8 @@ def reproduce_command(
 ) -> None:
     """Run a table of the paper and show our numbers beside the paper's.
 
-    What is done is skipped, and what was interrupted goes on, so a table can be spread over many calls. Methods with a
-    + are ours, not the paper's.
+    What is done is skipped, and what was interrupted goes on, so a table can be spread over many calls. Methods
+    named with a plus are ours, not the paper's.
     """
     console = Console(quiet=as_json, highlight=False)
     if not console.is_terminal:
