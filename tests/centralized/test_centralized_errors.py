@@ -42,6 +42,13 @@ def constant(value: float, t: float) -> float:
     return value
 
 
+def walked_back(logits: Tensor) -> Tensor:
+    """Call backward(), as closures of other optimizers do."""
+    loss = logits.square().mean()
+    torch.autograd.backward(loss)
+    return loss
+
+
 def interrupted(_: Tensor) -> Tensor:
     """Fail as a closure may."""
     raise KeyboardInterrupt
@@ -54,6 +61,8 @@ BAD: list[tuple[str, Callable[[Tensor], Any], type[BaseException], str]] = [
     ("nan", lambda logits: logits.sum() * torch.nan, RunError, "is nan: this step is undone"),
     ("inf", lambda logits: logits.exp().sum() * torch.inf, RunError, "is inf: this step is undone"),
     ("detached", lambda logits: logits.sum().detach(), RunError, r"without detach\(\)"),
+    ("backward", walked_back, RunError, r"leaves backward\(\) to the optimizer"),
+    ("root of 0", lambda logits: (logits - logits.detach()).square().sum().sqrt(), RunError, "is not finite, though"),
     ("interrupted", interrupted, KeyboardInterrupt, "^$"),
 ]
 
@@ -89,6 +98,7 @@ def test_a_step_that_fails_changes_nothing(
         with pytest.raises(error, match=said):
             opt.step(closure)
         assert len(passes) == which + 1
+        assert all(parameter.grad is None for parameter in model.parameters())
         assert same(snapshot(model.state_dict(), opt.state_dict()), before)
 
 

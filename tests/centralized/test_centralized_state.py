@@ -125,12 +125,15 @@ def test_a_state_of_something_else_is_refused() -> None:
         ({**before, "hard": True}, "assignment"),
         (broken(before, "q_buffers"), "q_buffers"),
         (broken(before, "base"), "lacks 'base'"),
+        ({**before, "eta2": []}, "0 'eta2', here are 1 groups"),
         ({}, "method"),
     ]
     for state, said in others:
         with pytest.raises(RunError, match=said):
             opt.load_state_dict(state)
         assert equal(opt.state_dict(), before)
+    with opt.quantized(), pytest.raises(RunError, match="leave the block before you load a state"):
+        opt.load_state_dict(before)
     opt.harden(model)
     state = opt.state_dict()
     state["assignment"]["3.weight"][0, 0] = 77

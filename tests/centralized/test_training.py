@@ -62,6 +62,24 @@ def test_interrupted_and_resumed_is_never_interrupted(tmp_path: Path) -> None:
     assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3]
 
 
+def test_going_on_needs_no_weights_to_begin_with(tmp_path: Path) -> None:
+    """They are in the checkpoint; the file may be gone. Recorded centers are those of the weights at that time."""
+    weights = tmp_path / "weights.safetensors"
+    save_file(mlp(digits().input_shape, 10).state_dict(), weights)
+    record = RunRecord.create(tmp_path / "run")
+    recipe = replace(SMALL, method="kmeans", warm_start=str(weights))
+
+    def stop(news: Epoch | float) -> None:
+        if isinstance(news, Epoch):
+            weights.unlink()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, record, stop)
+    curve = train(recipe, record)["curve"]
+    assert len({tuple(point["weights"]["centers"]) for point in curve}) == len(curve) - 1  # all but the hard one
+
+
 def test_warm_start(tmp_path: Path) -> None:
     """With no epochs, the accuracy is that of the weights."""
     data = digits()

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper for one network on one machine: a wrapper around any PyTorch optimizer; and its peers.
+"""Algorithm 1 of the paper for one network on one machine: a wrapper around a PyTorch optimizer; and its peers.
 
 >>> from quped.centralized import CenterQuant, linear, quantizable
 >>> opt = CenterQuant(torch.optim.Adam(model.parameters(), lr=1e-2), quantizable(model), bits=1, lam=linear(1e-4))

@@ -1,10 +1,11 @@
 """What the quantizing optimizers share: everything but how x and its centers learn."""
 
 import copy
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from reprlib import repr as brief
 from typing import Any, ClassVar
@@ -33,9 +34,7 @@ Gradients = dict[Tensor, Tensor | None]
 """By parameter; None where the loss does not depend on it."""
 
 
-def linear(rate: float, decay: float = 1.0) -> Linear:
-    """lambda(t) = rate * t / decay^t."""
-    return Linear(rate, decay)
+linear = Linear
 
 
 def at(lam: Schedule, t: float) -> float:
@@ -67,8 +66,14 @@ class QuantizedOptimizer(ABC):
         eta2: float = 0.0,
         clip: float = CLIP,
     ) -> None:
-        """Wrap `base`; `start` gives the centers of a tensor, of a number that is its second argument."""
+        """Wrap `base`; `start` gives the centers of a tensor, of a number that is its second argument.
+
+        Centers start where the weights are now: load those to begin with before.
+        """
         check(isinstance(base, Optimizer), "base optimizer", "a torch.optim.Optimizer", base)
+        closure = inspect.signature(base.step).parameters.get("closure")
+        alone = closure is None or closure.default is not inspect.Parameter.empty
+        check(alone, "base optimizer", "one whose step needs no closure, unlike LBFGS", type(base).__name__)
         check(clip > 0, "clip", "above 0", clip)
         self.base = base
         self.clip = clip
@@ -100,6 +105,10 @@ class QuantizedOptimizer(ABC):
         """The groups of the base optimizer, with their learning rates."""
         return self.base.param_groups
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, as loops are used to do; `step` does so by itself."""
+        self.base.zero_grad(set_to_none)
+
     def step(self, closure: Closure) -> Tensor:
         """Take one step and return the loss before it, as it was in the first evaluation of the closure."""
         self._not_lent("take a step")
@@ -110,8 +119,8 @@ class QuantizedOptimizer(ABC):
     def _learn(self, closure: Closure) -> Tensor:
         """Take one step of the method's own; return the loss."""
 
-    def _codebooks(self) -> Params:
-        """Return the centers that Q_c would have now."""
+    def codebooks(self) -> Params:
+        """Return the centers that Q_c has now."""
         return self.centers
 
     def harden(self, model: nn.Module) -> None:
@@ -120,7 +129,7 @@ class QuantizedOptimizer(ABC):
         self._not_lent("harden the network")
         if self.hard:
             raise RunError("The network is hard already: harden() is called once, between training and fine-tuning.")
-        self.centers = self._codebooks()
+        self.centers = self.codebooks()
         self.assignment = {name: nearest(x, self.centers[name]) for name, x in self.x.items()}
         write(self.x, self._placed())
         write(self._buffers(), self.q_buffers)
@@ -131,10 +140,10 @@ class QuantizedOptimizer(ABC):
     def quantized(self) -> Iterator[None]:
         """Let the network be Q_c(x), with its buffers, within the block; then it is as before, whatever was done."""
         self._not_lent("enter quantized() again")
-        values = self._placed() if self.hard else self._nearest_values(self._codebooks())
+        values = self._placed() if self.hard else self._nearest_values(self.codebooks())
         self._lent = True
         try:
-            with holding(self.x, values), holding(self._buffers(), self.q_buffers):
+            with self._holding(values), holding(self._buffers, self.q_buffers):
                 yield
         finally:
             self._lent = False
@@ -156,6 +165,7 @@ class QuantizedOptimizer(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; the network loads its own by itself. A state of something else changes nothing."""
+        self._not_lent("load a state")
         self._check_state(state)
         base = plain(state["base"])
         self.base.load_state_dict({**base, "state": {int(key): value for key, value in base["state"].items()}})
@@ -163,7 +173,9 @@ class QuantizedOptimizer(ABC):
         for group, eta2 in zip(self.groups, state["eta2"], strict=True):
             group["eta2"] = float(eta2)
         self.centers = {name: c.to(self.x[name], copy=True) for name, c in state["centers"].items()}
-        self.assignment = {name: a.to(torch.uint8, copy=True) for name, a in state["assignment"].items()}
+        self.assignment = {
+            name: a.to(self.x[name].device, torch.uint8, copy=True) for name, a in state["assignment"].items()
+        }
         self.q_buffers = clones(state["q_buffers"])
 
     def _identity(self) -> dict[str, Any]:
@@ -205,14 +217,16 @@ class QuantizedOptimizer(ABC):
                 )
         if missing := {"t", "eta2", "base"} - state.keys():
             raise RunError(f"The state lacks '{min(missing)}': it is incomplete.")
+        if len(state["eta2"]) != len(self.groups):
+            raise RunError(f"The state has {len(state['eta2'])} 'eta2', here are {len(self.groups)} groups.")
 
     def _finetune(self, closure: Closure) -> Tensor:
         """c <- c - eta_2 h, each weight at its center; other parameters step by the base optimizer. R is 0 here."""
         loss, gradients = self._gradients(closure, q=True, of=list(self._rates()))
         # A parameter without a gradient is left alone by optimizers: no momentum, no weight decay.
         self._base_step(gradients | dict.fromkeys(self.x.values()))
-        for name, eta2 in self._eta2().items() if self.centers_learn else ():
-            x, c, assignment = self.x[name], self.centers[name], self.assignment[name]
+        for name, x in self._trained().items() if self.centers_learn else ():
+            c, assignment, eta2 = self.centers[name], self.assignment[name], self._eta2()[name]
             h = pull_back(partial(place, assignment=assignment, shape=x.shape), c, gradients[x])
             self.centers[name], self.assignment[name] = in_order(descend_centers(c, h, eta2, self.clip), assignment)
         write(self.x, self._placed())
@@ -232,22 +246,43 @@ class QuantizedOptimizer(ABC):
             )
         if not loss.requires_grad:
             raise RunError(f"The loss at {where} has no gradient: return it without detach(), item() or no_grad().")
-        gradients: Gradients = dict(zip(of, torch.autograd.grad(loss, of, allow_unused=True), strict=True))
-        for name, x in self.x.items():
-            gradient = gradients.get(x)
-            if gradient is not None and gradient.is_sparse:
-                raise RunError(f"The gradient of '{name}' is sparse: quantize layers with sparse=False only.")
+        try:
+            found = torch.autograd.grad(loss, of, allow_unused=True) if of else ()
+        except RuntimeError as error:
+            raise RunError(
+                f"The gradient of the loss at {where} cannot be computed: {error} The closure returns the loss and "
+                "leaves backward() to the optimizer."
+            ) from error
+        gradients: Gradients = dict(zip(of, found, strict=True))
+        self._check_gradients(gradients, where)
         return loss.detach(), gradients
+
+    def _check_gradients(self, gradients: Gradients, where: str) -> None:
+        """Raise an error for a gradient that no step can be taken with."""
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        for parameter, gradient in gradients.items():
+            name = names.get(parameter, "a parameter beside the network")
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                if name in self.x:
+                    raise RunError(f"The gradient of '{name}' is sparse: quantize layers with sparse=False only.")
+            elif not bool(gradient.isfinite().all()):
+                raise RunError(
+                    f"The gradient of '{name}' at {where} is not finite, though the loss is: this step is undone. Look "
+                    "for a root of 0 or a division by 0 in the loss."
+                )
 
     def _base_step(self, gradients: Gradients) -> None:
         """Let the base optimizer take its step."""
+        self.base.zero_grad()  # of those frozen since the last step, too: they would go on moving
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
         self.base.step()
 
     def _step_at(self, values: Params, closure: Closure) -> Tensor:
         """Take a base step of x with the gradient at other values of the selected parameters; return the loss there."""
-        with holding(self.x, values):
+        with self._holding(values):
             loss, gradients = self._gradients(closure, q=True, of=list(self._rates()))
         self._base_step(gradients)
         return loss
@@ -256,6 +291,14 @@ class QuantizedOptimizer(ABC):
         """Return the learning rate of every parameter that the base optimizer trains."""
         groups = self.base.param_groups
         return {p: float(group["lr"]) for group in groups for p in group["params"] if p.requires_grad}
+
+    def _trained(self) -> Params:
+        """Return the selected parameters without those frozen meanwhile: these stay, and their centers with them."""
+        return {name: x for name, x in self.x.items() if x.requires_grad}
+
+    def _holding(self, values: Params) -> AbstractContextManager[None]:
+        """Let the network hold other values of the selected parameters within a block."""
+        return holding(lambda: self.x, values)
 
     def _eta2(self) -> dict[str, float]:
         """Return the learning rate of the centers of every selected parameter."""
@@ -292,13 +335,15 @@ class QuantizedOptimizer(ABC):
     @contextmanager
     def _undone_by_errors(self) -> Iterator[None]:
         """Put weights, buffers and the optimizers' states back if the block ends with an error."""
-        tensors = {str(i): tensor for i, tensor in enumerate([*self._rates(), *self._buffers().values()])}
-        before, state = clones(tensors), copied_state(self.base)
+        weights = {str(i): tensor for i, tensor in enumerate(self._rates())}
+        before, buffers, state = clones(weights), clones(self._buffers()), copied_state(self.base)
         own = dict(self.centers), dict(self.assignment), dict(self.q_buffers)
         try:
             yield
         except BaseException:
-            write(tensors, before)
+            write(weights, before)
+            write(self._buffers(), buffers)
+            self.base.zero_grad()
             self.base.state.clear()
             self.base.state.update(state)
             self.centers, self.assignment, self.q_buffers = own

@@ -18,7 +18,12 @@ def geometric(start: float, growth: float, hard_from: float = math.inf) -> Sched
     """lambda(t) = start * growth^t, and infinity from epoch `hard_from` on: the second phase."""
     check_number("start of lambda(t)", start, 0)
     check_number("growth of lambda(t)", growth, 1)
-    return lambda t: math.inf if t >= hard_from else start * math.pow(growth, t)
+    return partial(growing, start, growth, hard_from)
+
+
+def growing(start: float, growth: float, hard_from: float, t: float) -> float:
+    """Return the lambda(t) of `geometric`."""
+    return math.inf if t >= hard_from else start * math.pow(growth, t)
 
 
 class BinaryRelax(QuantizedOptimizer):

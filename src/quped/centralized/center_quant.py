@@ -64,20 +64,20 @@ class CenterQuant(QuantizedOptimizer):
         if self.sharpness < math.inf:
             self._add_soft_gradients(closure, gradients)
         self._base_step(gradients)
-        rates = self._rates()
+        rates, trained = self._rates(), self._trained()
         # A proximal step leaves every weight with its center: the assignment serves for both.
         assigned = {name: nearest(x, self.centers[name]) for name, x in self.x.items()}
         c = self.centers
-        write(self.x, {k: prox_weights(x.detach(), c[k], lam * rates[x], assigned[k]) for k, x in self.x.items()})
+        write(self.x, {k: prox_weights(x.detach(), c[k], lam * rates[x], assigned[k]) for k, x in trained.items()})
         self._step_centers(closure, lam, assigned)
         return loss
 
     def _add_soft_gradients(self, closure: Closure, gradients: Gradients) -> None:
         """Add grad_x f(Q~_c(x)). Statistics of this pass are dropped: those of Q~ are taken in the centers' pass."""
         soft = {name: quantize(x.detach(), self.centers[name], self.sharpness) for name, x in self.x.items()}
-        with holding(self.x, soft), holding(self._buffers(), self.q_buffers):
+        with self._holding(soft), holding(self._buffers, self.q_buffers):
             _, found = self._gradients(closure, q=True, of=list(gradients))
-        for name, x in self.x.items():
+        for name, x in self._trained().items():
             found[x] = pull_back(partial(quantize, centers=self.centers[name], sharpness=self.sharpness), x, found[x])
         for parameter, further in found.items():
             first = gradients[parameter]
@@ -93,12 +93,12 @@ class CenterQuant(QuantizedOptimizer):
                 return place(c, assigned[name], x[name].shape)
             return quantize(x[name], c, self.sharpness)
 
-        buffers = self._buffers()
-        with holding(self.x, {k: values(c, k) for k, c in self.centers.items()}), holding(buffers, self.q_buffers):
-            _, gradients = self._gradients(closure, q=True, of=list(self.x.values()))
-            self.q_buffers = clones(buffers)
-        for name, eta2 in self._eta2().items():
-            c = self.centers[name]
-            h = pull_back(partial(values, name=name), c, gradients[self.x[name]])
+        trained = self._trained()
+        with self._holding({k: values(c, k) for k, c in self.centers.items()}), holding(self._buffers, self.q_buffers):
+            _, gradients = self._gradients(closure, q=True, of=list(trained.values()))
+            self.q_buffers = clones(self._buffers())
+        for name, parameter in trained.items():
+            c, eta2 = self.centers[name], self._eta2()[name]
+            h = pull_back(partial(values, name=name), c, gradients[parameter])
             mu = descend_centers(c, h, eta2, self.clip)
             self.centers[name] = prox_centers(mu, x[name], c, lam * eta2, assigned[name]).sort(1).values

@@ -33,6 +33,6 @@ class KMeans(QuantizedOptimizer):
         self._base_step(gradients)
         return loss
 
-    def _codebooks(self) -> Params:
+    def codebooks(self) -> Params:
         """Return the centers for x as it is now."""
-        return self._started()
+        return self.centers if self.hard else self._started()

@@ -37,7 +37,7 @@ class ProxQuant(QuantizedOptimizer):
         loss, gradients = self._gradients(closure, q=False, of=list(self._rates()))
         self._base_step(gradients)
         rates = self._rates()
-        moved = {k: prox_weights(x.detach(), self.centers[k], 2 * lam * rates[x]) for k, x in self.x.items()}
+        moved = {k: prox_weights(x.detach(), self.centers[k], 2 * lam * rates[x]) for k, x in self._trained().items()}
         write(self.x, {name: x.clamp(-1, 1) for name, x in moved.items()})
         return loss
 

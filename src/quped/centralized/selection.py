@@ -42,7 +42,8 @@ class Group(TypedDict):
 def quantizable(model: nn.Module, names: Sequence[str] | None = None) -> Selection:
     """Select the named parameters; by default all weights with two or more dimensions but the first and the last.
 
-    A network may choose otherwise by an attribute `quantized`, a tuple of names.
+    Give the whole network: BatchNorm statistics of what is not in it are not kept apart for x and Q_c(x). A network may
+    choose otherwise by an attribute `quantized`, a tuple of names.
     """
     if isinstance(names, str):
         raise InvalidValueError(f"The parameters to quantize must be a list of names, got the string '{names}'.")

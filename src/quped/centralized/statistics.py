@@ -1,6 +1,6 @@
 """What a network holds beside its weights: buffers, most of them BatchNorm statistics."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,14 +25,17 @@ def write(live: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def holding(live: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let tensors of a network hold other values within the block; afterwards all are what they were before."""
-    before = clones(live)
-    write(live, values)
+def holding(live: Callable[[], Mapping[str, Tensor]], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let tensors of a network hold other values within the block; afterwards all are what they were before.
+
+    `live` finds them: a module may put new tensors in the place of its buffers while it runs.
+    """
+    before = clones(live())
     try:
+        write(live(), values)
         yield
     finally:
-        write(live, before)
+        write(live(), before)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,7 +150,8 @@ Tell = Callable[[Epoch | float], None]
 
 def train(recipe: Recipe, record: RunRecord, tell: Tell = lambda _: None) -> dict[str, Any]:
     """Train, from the last checkpoint on if there is one, and record it; return what `result.json` says."""
-    model, optimizer, samples, held = prepare(recipe)
+    begun = record.checkpoints.rounds() > 0
+    model, optimizer, samples, held = prepare(replace(recipe, warm_start=None) if begun else recipe)
     points = resume(record, model, optimizer)
     began = time.monotonic() - (points[-1].seconds if points else 0.0)
     for epoch in range(len(points), recipe.epochs):
@@ -228,9 +229,9 @@ def loss_of(model: nn.Module, batch: Batch, _: bool) -> Tensor:
 def spread(optimizer: QuantizedOptimizer, reach: float | None = None) -> dict[str, Any]:
     """Count the weights of the largest quantized tensor in BINS bins from -reach to reach, and tell its centers."""
     name, x = max(optimizer.x.items(), key=lambda item: item[1].numel())
-    weights, centers = x.detach(), optimizer.centers[name]
+    weights, centers = x.detach(), optimizer.codebooks()[name]
     reach = 1.25 * float(max(weights.abs().max(), centers.abs().max())) if reach is None else reach
-    counts = torch.histc(weights.float().clamp(-reach, reach), BINS, -reach, reach).int().tolist()
+    counts = torch.histc(weights.float(), BINS, -reach, reach).int().tolist()
     return {"name": name, "reach": reach, "counts": counts, "centers": centers[0].tolist()}
 
 

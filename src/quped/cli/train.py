@@ -124,7 +124,7 @@ def train_command(
     done = record.finished()
     if done is None:
         try:
-            with epoch_bar(console, recipe) as tell:
+            with epoch_bar(console, recipe, record.checkpoints.rounds()) as tell:
                 done = train(recipe, record, tell)
         except KeyboardInterrupt:
             typer.echo(
@@ -146,15 +146,14 @@ def train_command(
 
 
 @contextmanager
-def epoch_bar(console: Console, recipe: Recipe) -> Iterator[Callable[[Epoch | float], None]]:
-    """Show a bar over all epochs; without a terminal, a line for each."""
+def epoch_bar(console: Console, recipe: Recipe, done: int) -> Iterator[Callable[[Epoch | float], None]]:
+    """Show a bar over all epochs, some of which are done; without a terminal, a line for each."""
     columns = (
         *(TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[status]}")),
         *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True)),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as display:
-        bar = display.add_task(f"{recipe.model}, {recipe.method}", total=recipe.epochs, status="")
-        done = 0
+        bar = display.add_task(f"{recipe.model}, {recipe.method}", total=recipe.epochs, completed=done, status="")
 
         def tell(news: Epoch | float) -> None:
             nonlocal done

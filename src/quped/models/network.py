@@ -21,6 +21,9 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
     """
     declared = getattr(module, "quantized", None)
     if declared is not None:
+        if not isinstance(declared, list | tuple):
+            kind = type(module).__name__
+            raise NetworkError(f"The attribute 'quantized' of {kind} must be a tuple of parameter names: {declared!r}.")
         return tuple(declared)
     return tuple(k for k, p in module.named_parameters() if p.requires_grad and p.dim() >= 2)[1:-1]
 

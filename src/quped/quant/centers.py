@@ -33,7 +33,7 @@ def initial_centers(weights: Tensor, m: int, start: Start = "range", *, per_chan
 
 def spread(low: Tensor, high: Tensor, m: int) -> Tensor:
     """Return m evenly spaced centers from low to high, one row each."""
-    return low.unsqueeze(1) + (high - low).unsqueeze(1) * torch.linspace(0, 1, m, dtype=low.dtype)
+    return low.unsqueeze(1) + (high - low).unsqueeze(1) * torch.linspace(0, 1, m, dtype=low.dtype, device=low.device)
 
 
 def sign_means(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:

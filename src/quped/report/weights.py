@@ -39,7 +39,9 @@ def draw(curve: Sequence[dict[str, Any]], file: Path) -> None:
         axis.axvline(
             hard[0] - 0.5, color="#555555", linewidth=1, linestyle="--", label="weights are put on their centers"
         )
-    axis.set(title=f"weights of {first['name']}", xlabel="epoch", ylabel="value", xlim=extent[:2], ylim=extent[2:])
-    axis.legend(loc="upper right", fontsize=8)
+    axis.set_title(f"weights of {first['name']}", loc="left")
+    axis.set(xlabel="epoch", ylabel="value", xlim=extent[:2], ylim=extent[2:])
+    # Above the picture, where it hides no center.
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False)
     figure.colorbar(image, label="share of the weights", pad=0.02)
     write(figure, file)
