@@ -2,21 +2,24 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from quped.cli import app
+from quped.cli.reproduce import agree
 from quped.errors import InvalidValueError, RunError
 from quped.experiments import reproduce, table
 from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
 from quped.report.comparison import Line, document, lines, markdown
-from quped.report.curves import COLORS
+from quped.report.curves import apart, look
 
 TABLE_COUNT = 10
 
@@ -126,8 +129,15 @@ def test_a_plus_is_the_same_run_straight_through() -> None:
 
 
 def test_every_method_has_a_color() -> None:
-    """Or else the picture would fail after hours of runs."""
-    assert {method.split("-")[0] for method in ROWS} <= COLORS.keys()
+    """Or else the picture would fail after hours of runs. No two look alike."""
+    for found in tables().values():
+        assert len({look(method) for method in found.methods}) == len(found.methods)
+
+
+def test_the_papers_marks_do_not_hide_each_other() -> None:
+    """Those that are near each other are put side by side."""
+    assert apart([98.7, 98.66, 98.65, 97.0, 98.0], 0.1) == [0, 1, 2, 0, 0]
+    assert apart([3.0, 2.0, 1.0], 1.5) == [0, 1, 0]
 
 
 def test_table_1_is_the_papers_recipe() -> None:
@@ -215,6 +225,36 @@ def test_shortened_runs_are_marked_everywhere(small: table.Table) -> None:
     assert "FedAvg [2 of 4 epochs]" in markdown(small, out, epochs=2)
 
 
+def test_runs_are_shown_wherever_they_are(small: table.Table) -> None:
+    """A seed without those before it; a shortened run of another table; more epochs than the full run has."""
+    out = Path("results")
+    (_, second) = small.cells(["fedavg"], None, 2)
+    run_cell(second, out, workers=0)
+    (line,) = lines(small, small.columns[0], out)
+    assert [result["seed"] for result in line.results] == [1]
+    (short,) = small.cells(["quped-2bit"], None, 1, 2)
+    run_cell(short, out, workers=0)
+    twin = find_table("twin")
+    assert "QuPeD [2 of 4 epochs]" in markdown(twin, out)
+    asked = ["reproduce", "small", "--methods", "fedavg", "--seeds", "2", "--epochs", "9", "--workers", "0"]
+    CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert [result["seed"] for result in lines(small, small.columns[0], out, 9)[0].results] == [0, 1]
+    assert {p.name for p in (out / "small").iterdir()} == {"digits", "table.md", "table.json", "curves.png"}
+
+
+def test_a_record_says_what_made_it(small: table.Table, tmp_path: Path) -> None:
+    """Versions, the commit in a checkout; and what is no record is named."""
+    (cell,) = small.cells(["fedavg"], None, 1)
+    result = run_cell(cell, tmp_path, workers=0)
+    assert result is not None
+    checkout = (Path(__file__).parents[1] / ".git").exists()
+    assert result["revision"] is None or (checkout and re.fullmatch(r"[0-9a-f]{10,}\+?", result["revision"]))
+    for damaged in ("[]", '{"a": 1}'):
+        (tmp_path / cell.path).write_text(damaged)
+        with pytest.raises(RunError, match=r"seed-0\.json is not the record of a run: remove it"):
+            stored(cell, tmp_path)
+
+
 def test_a_changed_table_is_run_anew(small: table.Table, tmp_path: Path) -> None:
     """A result of other hyperparameters is not taken for one of these."""
     (cell,) = small.cells(["fedavg"], None, 1)
@@ -275,27 +315,51 @@ def test_documents_agree_with_the_records(small: table.Table) -> None:
     (cell,) = small.cells(["fedavg"], None, 1)
     run_cell(cell, Path("results"), workers=0)
     docs = Path("results.md")
-    docs.write_text("# Results\n\n<!-- results: small -->\n<!-- end -->\n\nMore.\n")
+    two = "# Results\n\n<!-- results: twin -->\n<!-- end -->\n<!-- results: small -->\n<!-- end -->\n\nMore.\n"
+    docs.write_text(two)
     runner = CliRunner()
     with pytest.raises(RunError, match="does not agree"):
         runner.invoke(app, ["reproduce", "--check", "--docs", "results.md"], catch_exceptions=False)
     runner.invoke(app, ["reproduce", "--update", "--docs", "results.md"], catch_exceptions=False)
     text = docs.read_text()
-    assert "| FedAvg | FP |" in text
+    assert text.count("| FedAvg | FP |") == 2
     assert text.endswith("<!-- end -->\n\nMore.\n")
     fine = runner.invoke(app, ["reproduce", "--check", "--docs", "results.md"], catch_exceptions=False)
     assert "agrees" in fine.output
     docs.write_text(text.replace("80.00 ± 0.25", "81.00 ± 0.25"))
     with pytest.raises(RunError, match=r"81\.00"):
         runner.invoke(app, ["reproduce", "--check", "--docs", "results.md"], catch_exceptions=False)
+    docs.write_text(text)
+    (Path("results") / "small" / "table.md").write_text("| FedAvg | 99.99 |")
+    with pytest.raises(RunError, match=r"small/table\.md is not that of the records"):
+        runner.invoke(app, ["reproduce", "--check", "--docs", "results.md"], catch_exceptions=False)
+    with pytest.raises(RunError, match=r"has no <!-- end -->"):
+        document(two.replace("<!-- end -->\n\nMore", ""), Path("results"))
+    with pytest.raises(RunError, match=r"records of the table twin, but the document has no place"):
+        document("<!-- results: small -->\n<!-- end -->", Path("results"))
     with pytest.raises(RunError, match="'none', which does not exist"):
         document("<!-- results: none -->\n<!-- end -->", Path("results"))
 
 
 def test_the_projects_own_documents_agree_with_its_records() -> None:
-    """docs/results.md is made of results/."""
+    """docs/results.md is made of results/, and so are the tables there."""
     root = Path(__file__).parents[1]
-    text = (root / "docs/results.md").read_text()
-    assert document(text, root / "results") == text
-    for name in tables():
-        assert not markdown(tables()[name], root / "results") or f"<!-- results: {name} -->" in text
+    agree(root / "docs/results.md", root / "results", Console(quiet=True), write=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--check", "--update"], "stand alone"),
+        (["mnist", "--check"], "stand alone"),
+        (["--check", "--out", "nowhere", "--docs", "README.md"], "no results in nowhere"),
+        (["--epochs", "3"], "of which table"),
+        (["--list", "--json"], "--json prints the numbers of a table"),
+        (["mnist", "--status", "--json"], "--json prints the numbers of a table"),
+    ],
+)
+def test_options_that_do_not_go_together(asked: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused, not ignored."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+    with pytest.raises(InvalidValueError, match=said):
+        CliRunner().invoke(app, ["reproduce", *asked], catch_exceptions=False)

@@ -1,5 +1,7 @@
 """The plan of a run: rounds, epochs, phases, learning rates, who takes part."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,14 @@ def test_the_clock_by_hand() -> None:
     assert [c.phase for c in clocks] == [Phase.TRAIN] * 6 + [Phase.FINETUNE] * 4
     assert [float(c.t) for c in clocks[::2]] == [0, 1, 2, 3, 4]
     np.testing.assert_allclose([float(c.lr) for c in clocks[::2]], 0.1 * 0.9 ** np.arange(5), rtol=1e-6)
+
+
+def test_a_shortened_plan_passes_through_the_whole_schedule() -> None:
+    """Five epochs of it in each of two, from 0 to 9; a full one is in epoch t when t of them are done."""
+    short = replace(plan(epochs=2, finetune=1, steps=4, local=1), stretch=5.0)
+    assert [float(short.clock(r).t) for r in range(8)] == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert short.clock(7).lr == pytest.approx(0.1 * 0.9**8)
+    assert [short.clock(r).epoch for r in (3, 4)] == [0, 1]
 
 
 def test_evaluations_end_every_nth_epoch_and_the_run() -> None:

@@ -8,7 +8,9 @@ import json
 import math
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,21 @@ def write_bytes(path: Path, content: bytes) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@cache
+def revision() -> str | None:
+    """Return the commit of this code, with a plus if the code differs from it; None if it is not from a checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    git = ("git", "-C", str(root))
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src"], capture_output=True).returncode
+    except OSError:  # no git here
+        return None
+    return None if head.returncode else head.stdout.strip() + "+" * bool(changed)
 
 
 def versions() -> dict[str, str]:

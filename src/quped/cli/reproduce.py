@@ -14,9 +14,9 @@ from quped.cli.run import Workers, bars, notes
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.experiments.reproduce import run_cell, status
 from quped.experiments.table import Cell, Table, find_table, tables
-from quped.report.comparison import HEADER, document, lines, markdown
+from quped.report.comparison import HEADER, document, lines, markdown, values
 from quped.report.curves import draw
-from quped.runs import write_bytes, write_json
+from quped.runs import write_bytes
 
 Name = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="One of those that --list shows.")]
 List = Annotated[bool, typer.Option("--list", help="List the tables, with their methods and columns.")]
@@ -69,37 +69,54 @@ def reproduce_command(
     if not console.is_terminal:
         console.width = 120
     if check or update:
+        if check == update or table or methods or columns or epochs:
+            raise InvalidValueError("--check and --update stand alone, and are about all tables.")
         agree(docs, out, console, write=update)
         return
-    if table is None and (methods or columns):
+    if table is None and (methods or columns or epochs):
         raise InvalidValueError("Say of which table: quped reproduce TABLE --methods A,B.")
+    if as_json and (list_tables or show_status or table is None):
+        raise InvalidValueError("--json prints the numbers of a table: quped reproduce TABLE --json.")
     if list_tables or (table is None and not show_status):
         show_tables(console)
         return
     wanted = [find_table(table)] if table is not None else list(tables().values())
     rows, fields = (None if names is None else [n.strip() for n in names.split(",")] for names in (methods, columns))
     cells = [cell for found in wanted for cell in found.cells(rows, fields, seeds, epochs)]
+    if not any(cell.shortened for cell in cells):
+        epochs = None
     if show_status:
         tell_status(console, wanted, cells, out, warm_start)
         return
     (found,) = wanted
     run(console, cells, out, workers, warm_start)
     show(console, found, out, epochs)
-    folder = out / found.name
-    values = {"table": found.name, "title": found.title, "columns": numbers(found, out, epochs)}
-    if folder.is_dir():
-        name = "table" if epochs is None else f"table-epochs-{epochs}"
-        write_json(folder / f"{name}.json", values)
-        write_bytes(folder / f"{name}.md", markdown(found, out, epochs).encode() + b"\n")
-        draw(found, out, folder / f"{name.replace('table', 'curves')}.png", epochs)
-        console.print(f"Written: {folder}/{name}.md, {name}.json and the curves as PNG", soft_wrap=True)
+    if publish(found, out, epochs):
+        console.print(
+            f"Written to {out / found.name}: the table as Markdown and JSON, the curves as PNG", soft_wrap=True
+        )
     if as_json:
-        print(json.dumps(values, indent=2))
+        print(json.dumps(values(found, out, epochs), indent=2))
 
 
-def numbers(table: Table, out: Path, epochs: int | None) -> dict[str, list[dict[str, object]]]:
-    """Return the table as plain values."""
-    return {c.name: [line.values() for line in lines(table, c, out, epochs)] for c in table.columns}
+def publish(table: Table, out: Path, epochs: int | None = None) -> bool:
+    """Write the table as Markdown, as JSON and as curves, if anything was run; return whether."""
+    files = texts(table, out, epochs)
+    for path, text in files.items():
+        path.parent.mkdir(exist_ok=True)
+        write_bytes(path, text.encode())
+    picture = "curves.png" if epochs is None else f"curves-epochs-{epochs}.png"
+    return bool(files) and draw(table, out, out / table.name / picture, epochs)
+
+
+def texts(table: Table, out: Path, epochs: int | None = None) -> dict[Path, str]:
+    """Return what the files of a table say; nothing if nothing was run."""
+    content = markdown(table, out, epochs)
+    if not content:
+        return {}
+    path = out / table.name / ("table.md" if epochs is None else f"table-epochs-{epochs}.md")
+    numbers = json.dumps(values(table, out, epochs), indent=2)
+    return {path: f"# {table.title}\n\n{content}\n", path.with_suffix(".json"): f"{numbers}\n"}
 
 
 def run(console: Console, cells: list[Cell], out: Path, workers: int | None, warm_start: Path | None) -> None:
@@ -133,7 +150,10 @@ def show(console: Console, table: Table, out: Path, epochs: int | None) -> None:
             style = "bold" if line.method.startswith(("quped", "centers")) else None
             shown.add_row(*map(escape, line.texts()), style=style)
         console.print(shown)
-    console.print("Test accuracy in %, mean over clients after the last round; ± standard deviation over seeds.")
+    console.print(
+        "Test accuracy in % after the last round, of clients their mean; ± standard deviation over seeds. "
+        "A + is ours, not the paper's."
+    )
 
 
 def show_tables(console: Console) -> None:
@@ -170,26 +190,33 @@ def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: P
 
 
 def agree(docs: Path, out: Path, console: Console, *, write: bool) -> None:
-    """Compare a document with the records, or bring it up to date."""
+    """Compare a document, and the tables beside the records, with the records; or bring them up to date."""
     try:
         text = docs.read_text()
     except OSError as error:
         raise InvalidValueError(
             f"The document {docs} cannot be read: {error.strerror}. Name another with --docs."
         ) from error
+    if not out.is_dir():
+        raise InvalidValueError(f"There are no results in {out}: name their folder with --out.")
     expected = document(text, out)
-    if write and expected != text:
+    if write:
+        for table in tables().values():
+            publish(table, out)
         write_bytes(docs, expected.encode())
-        console.print(f"{docs} was brought up to date.")
-    elif expected != text:
-        changes = difflib.unified_diff(
-            text.splitlines(), expected.splitlines(), str(docs), "the records", lineterm="", n=0
-        )
+        console.print(f"{docs} and the tables in {out} are those of the records.")
+        return
+    changes = list(
+        difflib.unified_diff(text.splitlines(), expected.splitlines(), str(docs), "the records", lineterm="", n=0)
+    )
+    for path, content in ((p, c) for table in tables().values() for p, c in texts(table, out).items()):
+        if not path.exists() or path.read_text() != content:
+            changes.append(f"{path} is not that of the records")
+    if changes:
         raise RunError(
             "\n".join([f"{docs} does not agree with the records in {out} (--update puts it right):", *changes])
         )
-    else:
-        console.print(f"{docs} agrees with the records in {out}.")
+    console.print(f"{docs} agrees with the records in {out}.")
 
 
 def duration(seconds: float) -> str:

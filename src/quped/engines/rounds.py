@@ -46,7 +46,8 @@ class Plan:
     evaluate_every: int
     """In epochs. The last round is always evaluated."""
     stretch: float = 1.0
-    """How many epochs of the schedules, of lr_decay and of lambda(t), pass in one epoch: above 1 in a shortened run."""
+    """How many epochs of the schedules, of lr_decay and of lambda(t), pass in one epoch: above 1 in a shortened run,
+    which goes through all of them, several in one of its epochs."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -84,7 +85,7 @@ class Plan:
         """Return the clock of a round."""
         epoch = self.epoch(round_)
         phase = Phase.TRAIN if epoch < self.epochs - self.finetune_epochs else Phase.FINETUNE
-        t = epoch * self.stretch
+        t = round_ * self.local_steps * self.stretch // self.steps_per_epoch
         return Clock(round_, epoch, phase, t, self.lr * self.lr_decay**t)
 
     def evaluates(self, round_: int) -> bool:

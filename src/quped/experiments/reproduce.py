@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from quped.centralized.training import Epoch, Recipe, train
-from quped.errors import InvalidValueError
+from quped.errors import InvalidValueError, RunError
 from quped.experiments.run import Population
 from quped.experiments.table import ROWS, Cell, tables
 from quped.fit import Evaluation, Progress
-from quped.runs import Checkpoints, RunRecord, read_json, versions, write_json
+from quped.runs import Checkpoints, RunRecord, read_json, revision, versions, write_json
 
 Result = dict[str, Any]
 """What the file of a run says."""
@@ -35,6 +35,8 @@ def stored(cell: Cell, folder: Path, weights: str | None = None) -> Result | Non
         path = folder / name / cell.path.relative_to(cell.table.name)
         if path.exists():
             result = read_json(path)
+            if not isinstance(result, dict) or "config" not in result:
+                raise RunError(f"{path} is not the record of a run: remove it, and it will be run anew.")
             if result["config"] == config and weights in (None, result.get("weights")):
                 return result
     return None
@@ -68,6 +70,7 @@ def run_cell(
             if (done := stored(cell, folder, weights)) is not None:  # by another process, since this one last looked
                 return done
             scratch.mkdir(exist_ok=True)
+            code = revision()  # now: it may be changed before the run ends
             tell = progress or (lambda _: None)
             came = (
                 run_federation(cell, scratch, workers, tell) if recipe is None else run_network(recipe, scratch, tell)
@@ -75,7 +78,8 @@ def run_cell(
             result = {
                 **{"table": cell.table.name, "column": cell.column.name, "method": cell.method, "seed": cell.seed},
                 **{"full_epochs": cell.full_epochs, "shortened": cell.shortened, **came},
-                **{"versions": versions(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "config": config},
+                **{"versions": versions(), "revision": code, "date": f"{datetime.now(UTC):%Y-%m-%d}"},
+                "config": config,
             }
             write_json(path, result)
             shutil.rmtree(scratch)
@@ -168,7 +172,7 @@ def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) 
 def work(cell: Cell) -> float:
     """Return the size of a run, in steps of FedAvg by one client."""
     if cell.recipe is not None:
-        return cell.recipe.epochs * 50_000 * ROWS[cell.method].cost * NETWORK_COST
+        return cell.recipe.epochs * 50_000 * ROWS[cell.method].cost * NETWORK_COST[cell.recipe.model]
     experiment, clients = cell.experiment, sum(group.count for group in cell.column.clients)
     training = experiment.training
     steps = training.steps_per_epoch or SAMPLES[experiment.data.name] / clients / (training.batch_size or 25)
@@ -176,8 +180,8 @@ def work(cell: Cell) -> float:
     return training.epochs * steps * (training.clients_per_round or clients) * cost
 
 
-NETWORK_COST = 1.5
-"""Of an image that a ResNet learns from, in steps of FedAvg by one client."""
+NETWORK_COST = {"resnet20": 1.5, "resnet32": 2.5}
+"""Of an image that it learns from, in steps of FedAvg by one client."""
 
 SAMPLES = {"mnist": 60_000, "cifar10": 50_000, "ag_news": 10_000}
 """Training samples, for the guess of how long a run takes: loading the data would take longer than the answer may."""

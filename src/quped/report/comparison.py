@@ -84,9 +84,13 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None = None)
     """
     found = []
     for method in table.methods:
-        lengths = [epochs] if epochs is not None else [None, *shortened_lengths(folder / table.name, column, method)]
-        for length in lengths:
-            results = list(seeds(table, column, method, folder, length))
+        seeds = recorded(column, method, folder)
+        length = epochs if Cell(table, column, method, 0, epochs).shortened else None
+        # A run of None epochs is a full one.
+        shortened = sorted((n for n in seeds if n is not None), reverse=True)
+        for n in [length] if epochs is not None else [None, *shortened]:
+            cells = [Cell(table, column, method, seed, n) for seed in sorted(seeds.get(n, ()))]
+            results = [result for cell in cells if (result := stored(cell, folder)) is not None]
             if results:
                 widths = {group.bits or ROWS[method].bits for group in column.clients} or {ROWS[method].bits}
                 width = min(widths)
@@ -96,18 +100,22 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None = None)
     return found
 
 
-def seeds(table: Table, column: Column, method: str, folder: Path, epochs: int | None) -> list[Result]:
-    """Return the results of all seeds from 0 on."""
-    results: list[Result] = []
-    while (result := stored(Cell(table, column, method, len(results), epochs), folder)) is not None:
-        results.append(result)
-    return results
+def recorded(column: Column, method: str, folder: Path) -> dict[int | None, set[int]]:
+    """Return the seeds that were run, under whichever table, by the epochs of a shortened run; None for full ones."""
+    seeds: dict[int | None, set[int]] = {}
+    for name in tables():
+        place = folder / name / column.name / method
+        for path in place.rglob("seed-*.json"):
+            match = re.fullmatch(r"(?:epochs-(\d+)/)?seed-(\d+)\.json", path.relative_to(place).as_posix())
+            if match:
+                seeds.setdefault(int(match[1]) if match[1] else None, set()).add(int(match[2]))
+    return seeds
 
 
-def shortened_lengths(folder: Path, column: Column, method: str) -> list[int]:
-    """Return the epochs of shortened runs, the longest first."""
-    names = (path.name.removeprefix("epochs-") for path in (folder / column.name / method).glob("epochs-*"))
-    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+def values(table: Table, folder: Path, epochs: int | None = None) -> dict[str, Any]:
+    """Return the whole table as plain values."""
+    columns = {c.name: [line.values() for line in lines(table, c, folder, epochs)] for c in table.columns}
+    return {"table": table.name, "title": table.title, "source": table.source, "columns": columns}
 
 
 def markdown(table: Table, folder: Path, epochs: int | None = None) -> str:
@@ -132,16 +140,30 @@ def provenance(results: Sequence[Result]) -> str:
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     versions = sorted({", ".join(f"{k} {v}" for k, v in result["versions"].items()) for result in results})
     hours = sum(result["seconds"] for result in results) / 3600
-    return f"{len(results)} runs, {hours:.1f} hours of computing, {when}; {'; '.join(versions)}."
+    runs = f"{len(results)} runs" if len(results) > 1 else "1 run"
+    time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    samples = sorted({result["samples"] for result in results if "samples" in result})
+    trained = f" {' and '.join(f'{n:,}' for n in samples)} training samples;" if samples else ""
+    return f"{runs}, {time} of computing, {when};{trained} {'; '.join(versions)}."
+
+
+BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def document(text: str, folder: Path) -> str:
-    """Return a document with each block between `<!-- results: TABLE -->` and `<!-- end -->` made from the records."""
-    parts = re.split(r"(<!-- results: \S+ -->).*?(<!-- end -->)", text, flags=re.DOTALL)
-    # Of every three parts the second is a beginning and the third an end.
-    for i in range(1, len(parts), 3):
-        name = parts[i].split()[2]
-        if name not in tables():
-            raise RunError(f"The document asks for the results of a table '{name}', which does not exist.")
-        parts[i] += f"\n{markdown(tables()[name], folder)}\n"
-    return "".join(parts)
+    """Return a document with each block between `<!-- results: TABLE -->` and `<!-- end -->` made from the records.
+
+    Every table with records must have one.
+    """
+    blocks = [match[2] for match in BLOCK.finditer(text)]
+    if unknown := sorted(set(blocks) - tables().keys()):
+        raise RunError(f"The document asks for the results of a table '{unknown[0]}', which does not exist.")
+    if text.count("<!-- results: ") != len(blocks):
+        raise RunError("A block of results in the document has no <!-- end -->: each needs its own.")
+    made = {name: markdown(table, folder) for name, table in tables().items()}
+    if missing := [name for name, content in made.items() if content and name not in blocks]:
+        raise RunError(
+            f"There are records of the table {missing[0]}, but the document has no place for it: add the lines "
+            f"<!-- results: {missing[0]} --> and <!-- end -->."
+        )
+    return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", text)

@@ -1,28 +1,41 @@
 """Accuracy by epoch, as a picture."""
 
+import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quped.algorithms import FULL_PRECISION
-from quped.experiments.table import ROWS, Table
-from quped.report.comparison import Line, lines
+from quped.experiments.table import ROWS, Column, Table
+from quped.report.comparison import Line, lines, shown
 from quped.report.picture import write
 
-COLORS = {
-    **{"quped": "#0b5394", "local": "#e69138", "fedavg": "#777777", "qupel": "#6aa84f"},
-    **{"quped+": "#3d9be9", "local+": "#bf9000"},
-    **{"pfedme": "#a64d79", "perfedavg": "#cc0000", "fml": "#674ea7"},
-    **{"centers": "#0b5394", "float": "#777777", "proxquant": "#cc0000", "binaryrelax": "#6aa84f"},
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OURS = {
+    "quped": {FULL_PRECISION: "#08306b", 2: "#2171b5", 1: "#6baed6"},
+    "quped+": {2: "#006d2c", 1: "#41ab5d"},
+    "centers": {2: "#08306b", 1: "#4292c6"},
 }
+"""Drawn thick and solid; the fewer bits, the lighter."""
+
+PEERS = {
+    **{"local": "#e69138", "local+": "#7f6000", "fedavg": "#666666", "qupel": "#b45f06"},
+    **{"pfedme": "#a64d79", "perfedavg": "#cc0000", "fml": "#674ea7"},
+    **{"quped-fixed": "#cc0000", "float": "#666666", "proxquant": "#cc0000", "binaryrelax": "#e69138"},
+}
+"""Drawn thin; dashed at 2 bits, dotted at 1 bit."""
+
 STYLES = {FULL_PRECISION: "-", 2: "--", 1: ":"}
+MARKS = {FULL_PRECISION: "o", 2: "s", 1: "^"}
 
 
 def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> bool:
-    """Draw the curves of a table, one field for each column; return whether there was anything to draw.
-
-    QuPeD is drawn thick, its peers thin. The paper's final accuracies are marks at the right edge.
-    """
+    """Draw the curves of a table, one field for each column; return whether there was anything to draw."""
     import matplotlib as mpl  # here, because it would slow the start of every command
 
     mpl.use("Agg")
@@ -31,49 +44,93 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
     fields = [(column, found) for column in table.columns if (found := lines(table, column, folder, epochs))]
     if not fields:
         return False
-    figure, axes = plt.subplots(1, len(fields), figsize=(8.5 * len(fields), 5), squeeze=False)
-    for axis, (column, found) in zip(axes[0], fields, strict=True):
-        edge = max(1, *(line.results[0]["epochs"] for line in found))
-        heights: list[float] = []
-        for line in sorted(found, key=lambda line: -line.mean):
-            row, color = ROWS[line.method], COLORS[line.method.split("-")[0]]
-            x, y = curve(line)
-            heights += [line.mean, line.mean if line.paper is None else line.paper.mean]
-            ours = row.algorithm in ("quped", "centers")
-            bits = "" if line.bits in ("FP", "mixed") else f", {line.bits} bit{'s' if line.bits != '1' else ''}"
-            axis.plot(
-                *(x, y),
-                color=color,
-                linestyle=STYLES[row.bits],
-                linewidth=2.4 if ours else 1.0,
-                label=f"{line.title}{bits}: {line.mean:.1f}",
-            )
-            if line.paper is not None:
-                axis.plot(
-                    *([edge * 1.02], [line.paper.mean]),
-                    marker="<" if ours else "_",
-                    color=color,
-                    fillstyle="full" if row.bits == FULL_PRECISION else "none",
-                    clip_on=False,
-                    linestyle="none",
-                )
-        axis.set(title=column.title, xlabel="epoch", ylabel="test accuracy in %, mean over clients")
-        axis.set_xlim(0, edge * 1.04)
-        lowest, top = min(heights), max(heights)
-        span = max(top - lowest, 1.0)
-        axis.set_ylim(lowest - span, top + 0.15 * span)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(
-            fontsize=8,
-            loc="lower left",
-            bbox_to_anchor=(1.03, 0.0),
-            title="last epoch; marks: the paper",
-            title_fontsize=8,
-        )
+    across = min(2, len(fields))
+    down = math.ceil(len(fields) / across)
+    figure, axes = plt.subplots(down, across, figsize=(9.5 * across, 5.5 * down), squeeze=False)
+    for axis in axes.flat[len(fields) :]:
+        axis.set_visible(False)
+    for axis, (column, found) in zip(axes.flat, fields, strict=False):
+        draw_field(axis, column, found)
     figure.suptitle(table.title)
     write(figure, file)
     return True
+
+
+def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
+    """Draw the curves of a column; the paper's final accuracies are marks at the right edge."""
+    found = sorted(found, key=lambda line: -line.mean)
+    edge = max(1, *(line.results[0]["epochs"] for line in found))
+    finals = [line.mean for line in found] + [line.paper.mean for line in found if line.paper is not None]
+    span = max(max(finals) - min(finals), 1.0)
+    floor = min(finals) - span
+    for line in found:
+        x, y = curve(line)
+        if line.results[0]["epochs"] == 0:  # as it was given: it has no curve
+            x, y = [0, edge], y * 2
+        color, style = look(line.method)
+        axis.plot(
+            x, y, color=color, linestyle=style, linewidth=2.4 if own(line.method) else 1.1, label=label(line, floor)
+        )
+    papers = [line for line in found if line.paper is not None]
+    for line, shift in zip(papers, apart([line.paper.mean for line in papers if line.paper], span / 25), strict=True):
+        axis.plot(
+            *([edge * (1.02 + 0.02 * shift)], [line.paper.mean if line.paper else 0.0]),
+            marker=MARKS[ROWS[line.method].bits],
+            color=look(line.method)[0],
+            fillstyle="full" if own(line.method) else "none",
+            clip_on=False,
+            linestyle="none",
+            markersize=5,
+        )
+    who = "" if column.recipe else ", mean over clients"
+    axis.set(title=column.title, xlabel="epoch", ylabel=f"test accuracy in %{who}")
+    axis.set_xlim(0, edge * 1.1)
+    axis.set_ylim(floor, max(finals) + 0.15 * span)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(
+        fontsize=8,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        title="last epoch\nmarks: the paper, o full precision, □ 2 bits, △ 1 bit",
+        title_fontsize=8,
+        frameon=False,
+    )
+
+
+def kind(method: str) -> str:
+    """Return a method's name without its bits."""
+    return re.sub(r"-\dbit", "", method)
+
+
+def own(method: str) -> bool:
+    """Say whether a method is the paper's or ours, not a peer."""
+    return kind(method) in OURS
+
+
+def look(method: str) -> tuple[str, str]:
+    """Return the color and the style of a method's curve."""
+    name, bits = kind(method), ROWS[method].bits
+    return (OURS[name][bits], "-") if own(method) else (PEERS[name], STYLES[bits])
+
+
+def label(line: Line, floor: float) -> str:
+    """Return a line of the legend; it tells of a curve that leaves the picture after its first fifth."""
+    bits = "" if line.bits in ("FP", "mixed") else f", {line.bits} bit{'s' if line.bits != '1' else ''}"
+    paper = "" if line.paper is None else f" (paper {line.paper.mean:.2f})"
+    y = curve(line)[1]
+    lowest = min(y[len(y) // 5 :])
+    fall = f", down to {lowest:.0f}" if lowest < floor else ""
+    return f"{line.title}{bits}: {shown(line.mean, line.std)}{paper}{fall}"
+
+
+def apart(heights: Sequence[float], distance: float) -> list[int]:
+    """Return a place to the right for each of some marks, so that those in one place are so far from each other."""
+    places: list[int] = []
+    for i, height in enumerate(heights):
+        taken = {places[j] for j in range(i) if abs(heights[j] - height) < distance}
+        places.append(next(place for place in range(len(heights)) if place not in taken))
+    return places
 
 
 def curve(line: Line) -> tuple[list[float], list[float]]:
