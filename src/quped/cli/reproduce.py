@@ -170,7 +170,9 @@ def show_tables(console: Console) -> None:
 
 def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: Path, warm_start: Path | None) -> None:
     """Show how much of each table is there."""
-    shown = RichTable(title=f"Runs in {out}", title_justify="left")
+    shortened = {cell.epochs for cell in cells if cell.shortened}
+    length = f", shortened to {shortened.pop()} epochs" if shortened else ""
+    shown = RichTable(title=f"Runs in {out}{length}", title_justify="left")
     for name in ("table", "column", "method", "done", "to go", "time left"):
         shown.add_column(name, justify="left" if name in ("table", "column", "method") else "right")
     for table in wanted:
