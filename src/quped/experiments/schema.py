@@ -7,7 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from torch import nn
 
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
@@ -44,7 +53,16 @@ def known_partition(scheme: str) -> str:
 class Section(BaseModel):
     """A table of the file; what it does not know is a mistake."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def known_keys(cls, values: Any) -> Any:
+        """Refuse keys that are not known, and say which are."""
+        unknown = [key for key in values if key not in cls.model_fields] if isinstance(values, dict) else []
+        if unknown:
+            raise ValueError(" ".join(f"'{key}' is not known. {nearest(key, cls.model_fields)}" for key in unknown))
+        return values
 
 
 class Data(Section):
@@ -251,19 +269,22 @@ def describe(error: ValidationError, prefix: str = "") -> list[str]:
     """Return one line for each mistake: where, what, and the value found."""
     lines = []
     for item in error.errors():
+        if item["type"] == "too_short" and len(error.errors()) > 1 and item["input"]:
+            continue  # a list whose entries are wrong counts as empty
         place = prefix
         for part in item["loc"]:
             place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
         text = item["msg"].removeprefix("Value error, ")
         match item["type"]:
-            case "extra_forbidden" | "unexpected_keyword_argument":
+            case "unexpected_keyword_argument":
                 text = "is not known"
             case "union_tag_invalid":
                 text = f"must be one of {item['ctx']['expected_tags']}"
             case "missing":
                 text = "is missing"
         shown = repr(item["input"])
-        found = "" if item["type"] == "missing" or len(shown) > 60 or shown in text else f" (got {shown})"
+        told = item["type"] == "missing" or "is not known." in text or len(shown) > 60 or shown in text
+        found = "" if told else f" (got {shown})"
         lines.append(f"{place}: {text}{found}")
     return lines
 
