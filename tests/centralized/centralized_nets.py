@@ -30,6 +30,9 @@ WEIGHT, BIAS = RNG.normal(size=(3, 4)), RNG.normal(size=3)
 METHODS: dict[str, Callable[[torch.optim.Optimizer, Selection], QuantizedOptimizer]] = {
     "CenterQuant": lambda base, chosen: CenterQuant(base, chosen, bits=2, lam=linear(0.1), eta2=0.01),
     "CenterQuant-soft": lambda base, chosen: CenterQuant(base, chosen, bits=1, lam=linear(0.1), sharpness=5.0),
+    "CenterQuant-through": lambda base, chosen: CenterQuant(
+        base, chosen, bits=1, lam=linear(0.1), eta2=0.01, straight_through=True
+    ),
     "ProxQuant": lambda base, chosen: ProxQuant(base, chosen, lam=linear(0.1)),
     "BinaryRelax": lambda base, chosen: BinaryRelax(base, chosen, bits=1, lam=geometric(1.0, 1.02)),
     "StraightThrough": lambda base, chosen: StraightThrough(base, chosen, bits=2),

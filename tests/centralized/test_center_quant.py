@@ -92,6 +92,32 @@ def test_the_centers_step_at_the_new_weights(bits: int) -> None:
     np.testing.assert_allclose(opt.centers["weight"][0].numpy(), pulled(c - ETA2 * h, x, c), rtol=1e-12)
 
 
+@pytest.mark.parametrize("bits", [1, 2])
+def test_a_step_straight_through(bits: int) -> None:
+    """Half the gradient at x and half that at Q(x), for all parameters; h is of the old x, the pull of the new."""
+    model = classifier()
+    opt = CenterQuant(
+        torch.optim.SGD(model.parameters(), lr=LR),
+        quantizable(model, ["weight"]),
+        bits=bits,
+        lam=linear(RATE),
+        eta2=ETA2,
+        straight_through=True,
+    )
+    opt.t = T
+    opt.step(loss_of(model))
+    c = start(WEIGHT, 2**bits)
+    a = closest(WEIGHT, c)
+    at_x, at_q = gradients(WEIGHT, BIAS), gradients(c[a], BIAS)
+    y, b = (before - LR * (g + q) / 2 for before, g, q in zip((WEIGHT, BIAS), at_x, at_q, strict=True))
+    target = c[closest(y, c)]
+    x = target + shrink(y - target, LAM * LR / 2)
+    np.testing.assert_allclose(model.weight.detach().numpy(), x, rtol=1e-12)
+    np.testing.assert_allclose(model.bias.detach().numpy(), b, rtol=1e-12)
+    h = np.array([at_q[0][a == j].sum() for j in range(len(c))])
+    np.testing.assert_allclose(opt.centers["weight"][0].numpy(), pulled(c - ETA2 * h, x, c), rtol=1e-12)
+
+
 def test_a_step_with_a_finite_p() -> None:
     """All parameters get the gradient through Q~, too, and centers that of the sigmoid."""
     p, model = 4.0, classifier()

@@ -67,7 +67,7 @@ BAD: list[tuple[str, Callable[[Tensor], Any], type[BaseException], str]] = [
 ]
 
 
-PASSES = {"CenterQuant": 2, "CenterQuant-soft": 3}
+PASSES = {"CenterQuant": 2, "CenterQuant-soft": 3, "CenterQuant-through": 2}
 """How often a training step evaluates the closure; once in the other methods, and in fine-tuning."""
 
 
@@ -170,6 +170,20 @@ def test_groups_are_checked() -> None:
         with pytest.raises(InvalidValueError) as caught:
             CenterQuant(torch.optim.SGD(model.parameters(), lr=0.1), params, bits=1, lam=linear(1))
         assert said in str(caught.value)
+
+
+def test_straight_through_takes_the_place_of_a_soft_quantizer() -> None:
+    """Both at once would count the gradient twice."""
+    model = bn_net()
+    with pytest.raises(InvalidValueError, match=r"sharpness P must be infinite with straight_through"):
+        CenterQuant(
+            torch.optim.Adam(model.parameters()),
+            quantizable(model),
+            bits=1,
+            lam=linear(0),
+            sharpness=3,
+            straight_through=True,
+        )
 
 
 def test_hyperparameters_are_checked() -> None:

@@ -35,6 +35,7 @@ from quped.typing import Batch, Model
 
 METHODS = {
     "centers": "Algorithm 1: weights and centers learn together",
+    "centers+": "the same, and weights learn from the quantized network, too (not in the paper)",
     "proxquant": "ProxQuant: fixed centers -1 and 1, 1 bit",
     "binaryrelax": "BinaryRelax: weights between float and projection",
     "straight-through": "straight-through estimator: BinaryConnect with a scale",
@@ -103,8 +104,11 @@ class Recipe:
         """Return the method's optimizer."""
         adam, which, lam = torch.optim.Adam(model.parameters(), lr=self.lr), quantizable(model), linear(self.lam)
         match self.method:
-            case "centers":
-                return CenterQuant(adam, which, bits=self.bits, lam=lam, eta2=self.eta2, clip=self.clip)
+            case "centers" | "centers+":
+                through = self.method == "centers+"
+                return CenterQuant(
+                    adam, which, bits=self.bits, lam=lam, eta2=self.eta2, clip=self.clip, straight_through=through
+                )
             case "proxquant":
                 return ProxQuant(adam, which, bits=self.bits, lam=lam)
             case "binaryrelax":

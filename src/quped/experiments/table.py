@@ -58,6 +58,8 @@ ROWS = {
     "binaryrelax-1bit": Row("BinaryRelax", "binaryrelax", 1, 1),
     "centers-1bit": Row("Algorithm 1", "centers", 1, 2),
     "centers-2bit": Row("Algorithm 1", "centers", 2, 2),
+    "centers+-1bit": Row("Algorithm 1 +", "centers+", 1, 2),
+    "centers+-2bit": Row("Algorithm 1 +", "centers+", 2, 2),
 }
 """By the name that the command line knows them by. Those with a + are not the paper's."""
 

@@ -20,6 +20,7 @@ OURS = {
     "quped": {FULL_PRECISION: "#08306b", 2: "#2171b5", 1: "#6baed6"},
     "quped+": {2: "#006d2c", 1: "#41ab5d"},
     "centers": {2: "#08306b", 1: "#4292c6"},
+    "centers+": {2: "#006d2c", 1: "#41ab5d"},
 }
 """Drawn thick and solid; the fewer bits, the lighter."""
 
