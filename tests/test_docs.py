@@ -41,7 +41,11 @@ def test_tests_named_in_the_paper_page_exist() -> None:
     text = (ROOT / "docs" / "paper.md").read_text().replace("::\n   ", "::")
     file, found = None, 0
     for name, test in re.findall(r"`?([\w/]+\.py)?(?:::(test_\w+))?`?", text):
-        file = ROOT / "tests" / name if name.startswith(("quant/", "algorithms/test", "contracts/", "test_")) else file
+        file = (
+            ROOT / "tests" / name
+            if name.startswith(("quant/", "algorithms/test", "centralized/test", "contracts/", "test_"))
+            else file
+        )
         if test:
             assert file is not None
             assert f"def {test}(" in file.read_text(), f"{file.name}::{test}"
