@@ -47,7 +47,7 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
         return False
     across = min(2, len(fields))
     down = math.ceil(len(fields) / across)
-    figure, axes = plt.subplots(down, across, figsize=(9.5 * across, 5.5 * down), squeeze=False)
+    figure, axes = plt.subplots(down, across, figsize=(11 * across, 5.5 * down), squeeze=False)
     for axis in axes.flat[len(fields) :]:
         axis.set_visible(False)
     for axis, (column, found) in zip(axes.flat, fields, strict=False):
@@ -95,6 +95,7 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
         bbox_to_anchor=(1.01, 1.0),
         title="last epoch\nmarks: the paper, o full precision, □ 2 bits, △ 1 bit",
         title_fontsize=8,
+        alignment="left",
         frameon=False,
     )
 
