@@ -36,7 +36,13 @@ LR, RATE, T, ETA2 = 0.3, 0.05, 4.0, 0.2
 LAM = RATE * T
 
 
-def optimizer(model: nn.Linear, bits: int, sharpness: float = math.inf, per_channel: bool = False) -> CenterQuant:
+def optimizer(
+    model: nn.Linear,
+    bits: int,
+    sharpness: float = math.inf,
+    per_channel: bool = False,
+    straight_through: bool = False,
+) -> CenterQuant:
     """Return one with SGD at epoch T."""
     opt = CenterQuant(
         torch.optim.SGD(model.parameters(), lr=LR),
@@ -46,6 +52,7 @@ def optimizer(model: nn.Linear, bits: int, sharpness: float = math.inf, per_chan
         eta2=ETA2,
         sharpness=sharpness,
         per_channel=per_channel,
+        straight_through=straight_through,
     )
     opt.t = T
     return opt
@@ -96,15 +103,7 @@ def test_the_centers_step_at_the_new_weights(bits: int) -> None:
 def test_a_step_straight_through(bits: int) -> None:
     """Half the gradient at x and half that at Q(x), for all parameters; h is of the old x, the pull of the new."""
     model = classifier()
-    opt = CenterQuant(
-        torch.optim.SGD(model.parameters(), lr=LR),
-        quantizable(model, ["weight"]),
-        bits=bits,
-        lam=linear(RATE),
-        eta2=ETA2,
-        straight_through=True,
-    )
-    opt.t = T
+    opt = optimizer(model, bits, straight_through=True)
     opt.step(loss_of(model))
     c = start(WEIGHT, 2**bits)
     a = closest(WEIGHT, c)

@@ -225,8 +225,9 @@ class QuantizedOptimizer(ABC):
         loss, gradients = self._gradients(closure, q=True, of=list(self._rates()))
         # A parameter without a gradient is left alone by optimizers: no momentum, no weight decay.
         self._base_step(gradients | dict.fromkeys(self.x.values()))
+        rates = self._eta2()
         for name, x in self._trained().items() if self.centers_learn else ():
-            c, assignment, eta2 = self.centers[name], self.assignment[name], self._eta2()[name]
+            c, assignment, eta2 = self.centers[name], self.assignment[name], rates[name]
             h = pull_back(partial(place, assignment=assignment, shape=x.shape), c, gradients[x])
             self.centers[name], self.assignment[name] = in_order(descend_centers(c, h, eta2, self.clip), assignment)
         write(self.x, self._placed())
@@ -259,19 +260,22 @@ class QuantizedOptimizer(ABC):
 
     def _check_gradients(self, gradients: Gradients, where: str) -> None:
         """Raise an error for a gradient that no step can be taken with."""
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         for parameter, gradient in gradients.items():
-            name = names.get(parameter, "a parameter beside the network")
             if gradient is None:
                 continue
             if gradient.is_sparse:
-                if name in self.x:
+                if (name := self._name(parameter)) in self.x:
                     raise RunError(f"The gradient of '{name}' is sparse: quantize layers with sparse=False only.")
             elif not bool(gradient.isfinite().all()):
                 raise RunError(
-                    f"The gradient of '{name}' at {where} is not finite, though the loss is: this step is undone. Look "
-                    "for a root of 0 or a division by 0 in the loss."
+                    f"The gradient of '{self._name(parameter)}' at {where} is not finite, though the loss is: this "
+                    "step is undone. Look for a root of 0 or a division by 0 in the loss."
                 )
+
+    def _name(self, parameter: Tensor) -> str:
+        """Return what the network calls a parameter."""
+        names = (name for name, own in self.model.named_parameters() if own is parameter)
+        return next(names, "a parameter beside the network")
 
     def _base_step(self, gradients: Gradients) -> None:
         """Let the base optimizer take its step."""

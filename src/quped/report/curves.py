@@ -61,7 +61,8 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
     """Draw the curves of a column; the paper's final accuracies are marks at the right edge."""
     found = sorted(found, key=lambda line: -line.mean)
     edge = max(1, *(line.results[0]["epochs"] for line in found))
-    finals = [line.mean for line in found] + [line.paper.mean for line in found if line.paper is not None]
+    papers = [(line.method, line.paper.mean) for line in found if line.paper is not None]
+    finals = [line.mean for line in found] + [mean for _, mean in papers]
     span = max(max(finals) - min(finals), 1.0)
     floor = min(finals) - span
     for line in found:
@@ -72,13 +73,12 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
         axis.plot(
             x, y, color=color, linestyle=style, linewidth=2.4 if own(line.method) else 1.1, label=label(line, floor)
         )
-    papers = [line for line in found if line.paper is not None]
-    for line, shift in zip(papers, apart([line.paper.mean for line in papers if line.paper], span / 25), strict=True):
+    for (method, mean), shift in zip(papers, apart([mean for _, mean in papers], span / 25), strict=True):
         axis.plot(
-            *([edge * (1.02 + 0.02 * shift)], [line.paper.mean if line.paper else 0.0]),
-            marker=MARKS[ROWS[line.method].bits],
-            color=look(line.method)[0],
-            fillstyle="full" if own(line.method) else "none",
+            *([edge * (1.02 + 0.02 * shift)], [mean]),
+            marker=MARKS[ROWS[method].bits],
+            color=look(method)[0],
+            fillstyle="full" if own(method) else "none",
             clip_on=False,
             linestyle="none",
             markersize=5,
