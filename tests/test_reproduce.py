@@ -274,17 +274,19 @@ def test_a_changed_table_is_run_anew(small: table.Table, tmp_path: Path) -> None
 
 
 def test_a_run_of_another_process_is_left_to_it(small: table.Table, tmp_path: Path) -> None:
-    """Two calls do not compute the same."""
+    """Two calls do not compute the same, and the status tells that it is under way."""
     (cell,) = small.cells(["fedavg"], None, 1)
     seen: list[object] = []
 
     def meanwhile(_: object) -> None:
         if not seen:
             seen.append(run_cell(cell, tmp_path, workers=0))
+            seen.append(status([cell], tmp_path).begun)
 
     first = run_cell(cell, tmp_path, workers=0, progress=meanwhile)
     assert first is not None
-    assert seen == [None]
+    assert seen == [None, 1]
+    assert status([cell], tmp_path).begun == 0
     assert run_cell(cell, tmp_path, workers=0) == first  # not computed again: seconds are equal, too
 
 

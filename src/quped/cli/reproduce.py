@@ -173,7 +173,7 @@ def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: P
     shortened = {cell.epochs for cell in cells if cell.shortened}
     length = f", shortened to {shortened.pop()} epochs" if shortened else ""
     shown = RichTable(title=f"Runs in {out}{length}", title_justify="left")
-    for name in ("table", "column", "method", "done", "to go", "time left"):
+    for name in ("table", "column", "method", "done", "begun", "to go", "time left"):
         shown.add_column(name, justify="left" if name in ("table", "column", "method") else "right")
     for table in wanted:
         for column in table.columns:
@@ -184,7 +184,8 @@ def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: P
                 if part:
                     there = status(part, out, warm_start)
                     left = duration(there.seconds_left) if there.missing else ""
-                    shown.add_row(table.name, column.name, method, str(there.done), str(len(there.missing)), left)
+                    counts = map(str, (there.done, there.begun, len(there.missing)))
+                    shown.add_row(table.name, column.name, method, *counts, left)
     console.print(shown)
     console.print(
         "The time left is guessed: from the runs of the row that are done, or else from the speed of a usual machine."

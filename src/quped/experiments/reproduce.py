@@ -144,6 +144,8 @@ class Status(NamedTuple):
     """How much of a list of runs is there."""
 
     done: int
+    begun: int
+    """Of the missing ones, those that are under way or were interrupted."""
     missing: list[Cell]
     seconds_left: float
     """A guess from the runs that are done."""
@@ -166,7 +168,8 @@ def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) 
     steps, seconds = sum(steps for steps, _ in done), sum(seconds for steps, seconds in done if steps)
     rate = steps / seconds if steps else GUESSED_RATE
     missing = [cell for cell, result in results if result is None]
-    return Status(len(done), missing, sum(work(cell) for cell in missing) / rate)
+    begun = sum(any((folder / c.path).parent.glob(f"{c.path.stem}.*.partial")) for c in missing)
+    return Status(len(done), begun, missing, sum(work(cell) for cell in missing) / rate)
 
 
 def work(cell: Cell) -> float:
