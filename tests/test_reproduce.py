@@ -18,7 +18,7 @@ from quped.experiments import reproduce, table
 from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
-from quped.report.comparison import Line, document, lines, markdown
+from quped.report.comparison import Line, document, lines, markdown, provenance
 from quped.report.curves import apart, look
 
 TABLE_COUNT = 10
@@ -288,6 +288,19 @@ def test_a_run_of_another_process_is_left_to_it(small: table.Table, tmp_path: Pa
     assert seen == [None, 1]
     assert status([cell], tmp_path).begun == 0
     assert run_cell(cell, tmp_path, workers=0) == first  # not computed again: seconds are equal, too
+
+
+def test_a_table_says_where_its_numbers_come_from() -> None:
+    """Runs, time, days, data, and the weights that networks began with: all, where they are not the same."""
+    first = {"date": "2026-01-02", "versions": {"torch": "2"}, "seconds": 5400, "samples": 2000, "weights": "a" * 64}
+    second = {"date": "2026-01-01", "versions": {"torch": "2"}, "seconds": 1800, "samples": 10, "weights": "b" * 64}
+    assert provenance([first, second]) == (
+        "2 runs, 2.0 hours of computing, 2026-01-01 to 2026-01-02; 10 and 2,000 training samples; begun with the "
+        "weights of SHA-256 aaaaaaaaaaaa and bbbbbbbbbbbb; torch 2."
+    )
+    assert provenance([{k: v for k, v in second.items() if k not in ("samples", "weights")}]) == (
+        "1 run, 30 minutes of computing, 2026-01-01; torch 2."
+    )
 
 
 def test_networks_remember_what_they_started_from(tmp_path: Path) -> None:

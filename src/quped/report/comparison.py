@@ -144,7 +144,9 @@ def provenance(results: Sequence[Result]) -> str:
     time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
     samples = sorted({result["samples"] for result in results if "samples" in result})
     trained = f" {' and '.join(f'{n:,}' for n in samples)} training samples;" if samples else ""
-    return f"{runs}, {time} of computing, {when};{trained} {'; '.join(versions)}."
+    weights = sorted({result["weights"][:12] for result in results if "weights" in result})
+    began = f" begun with the weights of SHA-256 {' and '.join(weights)};" if weights else ""
+    return f"{runs}, {time} of computing, {when};{trained}{began} {'; '.join(versions)}."
 
 
 BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
