@@ -32,7 +32,8 @@ PEERS = {
 """Drawn thin; dashed at 2 bits, dotted at 1 bit."""
 
 STYLES = {FULL_PRECISION: "-", 2: "--", 1: ":"}
-MARKS = {FULL_PRECISION: "o", 2: "s", 1: "^"}
+MARKS = {"FP": "o", "2": "s", "1": "^", "mixed": "D"}
+"""Of the paper's figures, by what a line of the table says of bits."""
 
 
 def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> bool:
@@ -61,7 +62,7 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
     """Draw the curves of a column; the paper's final accuracies are marks at the right edge."""
     found = sorted(found, key=lambda line: -line.mean)
     edge = max(1, *(line.results[0]["epochs"] for line in found))
-    papers = [(line.method, line.paper.mean) for line in found if line.paper is not None]
+    papers = [(line, line.paper.mean) for line in found if line.paper is not None]
     finals = [line.mean for line in found] + [mean for _, mean in papers]
     span = max(max(finals) - min(finals), 1.0)
     floor = min(finals) - span
@@ -73,12 +74,12 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
         axis.plot(
             x, y, color=color, linestyle=style, linewidth=2.4 if own(line.method) else 1.1, label=label(line, floor)
         )
-    for (method, mean), shift in zip(papers, apart([mean for _, mean in papers], span / 25), strict=True):
+    for (line, mean), shift in zip(papers, apart([mean for _, mean in papers], span / 25), strict=True):
         axis.plot(
             *([edge * (1.02 + 0.02 * shift)], [mean]),
-            marker=MARKS[ROWS[method].bits],
-            color=look(method)[0],
-            fillstyle="full" if own(method) else "none",
+            marker=MARKS[line.bits],
+            color=look(line.method)[0],
+            fillstyle="full" if own(line.method) else "none",
             clip_on=False,
             linestyle="none",
             markersize=5,
@@ -93,7 +94,7 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
         fontsize=8,
         loc="upper left",
         bbox_to_anchor=(1.01, 1.0),
-        title="last epoch\nmarks: the paper, o full precision, □ 2 bits, △ 1 bit",
+        title="last epoch\nmarks: the paper, o full precision, □ 2 bits, △ 1 bit, ◇ mixed",
         title_fontsize=8,
         alignment="left",
         frameon=False,
