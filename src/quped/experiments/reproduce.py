@@ -62,7 +62,7 @@ def run_cell(
     weights = None if recipe is None else checksum(recipe)
     key = hashlib.sha256(json.dumps([config, weights]).encode()).hexdigest()[:8]
     # Of this configuration alone: after a change of the table, an old checkpoint is not gone on with.
-    scratch = path.with_name(f"{path.stem}.{key}.partial")
+    scratch = folder / unfinished(cell, key)
     lock = scratch.with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -87,6 +87,11 @@ def run_cell(
             return result
     except Timeout:
         return None
+
+
+def unfinished(cell: Cell, key: str) -> str:
+    """Return the folder of a run that is not done yet; `key` tells its configuration, "*" stands for any."""
+    return f"{cell.path.with_suffix('')}.{key}.partial"
 
 
 def run_federation(cell: Cell, scratch: Path, workers: int | None, tell: Callable[[Progress], None]) -> Result:
@@ -168,7 +173,7 @@ def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) 
     steps, seconds = sum(steps for steps, _ in done), sum(seconds for steps, seconds in done if steps)
     rate = steps / seconds if steps else GUESSED_RATE
     missing = [cell for cell, result in results if result is None]
-    begun = sum(any((folder / c.path).parent.glob(f"{c.path.stem}.*.partial")) for c in missing)
+    begun = sum(any(folder.glob(unfinished(cell, "*"))) for cell in missing)
     return Status(len(done), begun, missing, sum(work(cell) for cell in missing) / rate)
 
 
