@@ -184,3 +184,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(QupedError, match=words):
             runner.invoke(app, arguments, catch_exceptions=False)
     assert not Path("other").exists()
+
+
+def test_one_pool_is_not_its_own_test() -> None:
+    """Where training and test samples are one pool, accuracy on the latter would be that on the former."""
+    data = replace(digits(), writers=np.zeros(len(digits().train), dtype=np.int64))
+    with pytest.raises(InvalidValueError, match=r"digits is one pool.*--validation"):
+        training.halves(data, SMALL)
+    samples, held = training.halves(data, replace(SMALL, validation=True))
+    assert len(samples) + len(held) == len(data.train)

@@ -92,11 +92,10 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 
 
 def test_the_suite_sees_every_algorithm() -> None:
-    """Every file of the folder that is no shared piece holds an algorithm, and there are seven."""
+    """Every file of the folder that is no shared piece holds an algorithm."""
     folder = Path(package.__file__).parent
     files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base", "alternating", "quantization"}
     assert set(EVERY) == files
-    assert len(EVERY) == 7
 
 
 @every_algorithm

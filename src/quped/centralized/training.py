@@ -264,6 +264,11 @@ def channels_last(tensor: Tensor) -> Tensor:
 def halves(data: Dataset, recipe: Recipe) -> tuple[Samples, Samples]:
     """Return the samples to train on and those to evaluate on."""
     if not recipe.validation:
+        if data.writers is not None:
+            raise InvalidValueError(
+                f"The data set {data.name} is one pool, without test samples of its own: pass --validation "
+                "(validation=True), and a tenth is not trained on."
+            )
         return data.train, data.test
     order = generator(recipe.seed, "validation").permutation(len(data.train))
     cut = len(order) // 10

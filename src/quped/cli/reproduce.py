@@ -33,7 +33,7 @@ Epochs = Annotated[
     int | None,
     typer.Option(min=1, help="Shorten every run to so many epochs, its schedules with it.", show_default="the paper's"),
 ]
-Out = Annotated[Path, typer.Option(help="Folder of the results.", file_okay=False)]
+Out = Annotated[Path, typer.Option(help="Folder of the results; what it holds is not run again.", file_okay=False)]
 Warm = Annotated[
     Path | None,
     typer.Option(

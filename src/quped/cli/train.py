@@ -22,7 +22,7 @@ from quped.runs import CONFIG, RunRecord, holds_run, read_json
 DEFAULTS = Recipe()
 
 Network = Annotated[str | None, typer.Argument(metavar="[NETWORK]", help=f"One of {', '.join(NETWORKS)}.")]
-Data = Annotated[str, typer.Option(help="A data set: see `quped data list`.")]
+Data = Annotated[str, typer.Option(help="A data set of images: see `quped data list`.")]
 Method = Annotated[str, typer.Option(help="; ".join(f"*{name}*: {what}" for name, what in METHODS.items()) + ".")]
 Bits = Annotated[int, typer.Option(help="Bits per quantized weight, 1 to 8.")]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes through the training samples.")]
@@ -34,8 +34,13 @@ Finetune = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples in a step.")]
 Rate = Annotated[float, typer.Option(help="Learning rate of Adam.")]
-Lam = Annotated[float, typer.Option(help="lambda(t) is this times t, in epochs.")]
-Eta2 = Annotated[float, typer.Option(help="Learning rate of the centers.")]
+Lam = Annotated[float, typer.Option(help="centers, centers+, proxquant: lambda(t) is this times t, in epochs.")]
+Eta2 = Annotated[
+    float,
+    typer.Option(
+        help="centers, centers+: learning rate of the centers; a tenth of it from epoch 80 on, a hundredth from 140 on."
+    ),
+]
 Full = Annotated[
     int | None,
     typer.Option(min=1, help="Let the schedules pass as in a run of so many epochs.", show_default="--epochs"),
