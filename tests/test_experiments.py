@@ -147,6 +147,11 @@ def test_a_group_can_name_what_is_quantized() -> None:
     group = {"count": 10, "model": {"name": "mlp", "hidden": [8]}, "bits": 1, "quantize": ["layers.0.weight"]}
     members = population(clients=[group], global_model="mlp").federation(QuPeD()).members
     assert members[0].task.quantized == ("layers.0.weight",)
+    qupel = build_algorithm({"name": "qupel"})
+    same = population(clients=[group], global_model=group["model"]).federation(qupel).members
+    assert same[0].task.quantized == ("layers.0.weight",)
+    others = population(clients=[group], global_model="mlp").federation(qupel).members  # who get the global network
+    assert others[0].task.quantized == ("layers.2.weight",)
 
 
 def test_an_experiment_is_frozen(tmp_path: Path) -> None:

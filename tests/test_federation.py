@@ -262,7 +262,9 @@ def test_a_class_never_trained_on_is_allowed_and_said() -> None:
 
 def test_an_error_within_training_names_the_client() -> None:
     """A network that fails in its first training step, here BatchNorm with one sample, says whose it is."""
-    with pytest.raises(QupedError, match="Client 'phone' failed in round 0: Expected more than 1 value per channel"):
+    with pytest.raises(
+        QupedError, match="Client 'phone' failed in round 0: ValueError: Expected more than 1 value per channel"
+    ):
         Federation([client()], Local()).fit(batch_size=1)
 
 
@@ -309,6 +311,7 @@ def test_fine_tuning_by_default_only_where_a_round_begins_in_it() -> None:
     assert federation.prepare(epochs=30)[0].finetune_epochs == 5
     assert federation.prepare(epochs=30, local_steps=100)[0].finetune_epochs == 10
     assert federation.prepare(epochs=30, local_steps=1000)[0].finetune_epochs == 0
+    assert [federation.prepare(epochs=epochs)[0].finetune_epochs for epochs in (1, 2, 3)] == [0, 1, 1]
     assert Federation([client()], Local()).prepare(epochs=30)[0].finetune_epochs == 0
 
 

@@ -116,6 +116,23 @@ def test_a_finished_record_has_no_checkpoints(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """A draft of a checkpoint goes with the next one, and stands in the way of nothing; other files stay."""
+    record = RunRecord.create(tmp_path)
+    draft = record.checkpoints.folder / ".round-000000001.safetensors.123"
+    record.checkpoints.save(0, {"a": torch.zeros(1)}, {"round": 0})
+    draft.write_bytes(b"half of it")
+    record.checkpoints.save(1, {"a": torch.zeros(1)}, {"round": 1})
+    assert not draft.exists()
+    draft.write_bytes(b"half of it")
+    (record.checkpoints.folder / "notes.txt").write_text("mine")
+    record.result({"accuracy": 1})
+    assert [path.name for path in record.checkpoints.folder.iterdir()] == ["notes.txt"]
+    draft.write_bytes(b"half of it")
+    RunRecord.create(tmp_path, overwrite=True)
+    assert not draft.exists()
+
+
 def test_versions_name_what_results_depend_on() -> None:
     """quped, torch, numpy and Python."""
     assert set(versions()) == {"quped", "torch", "numpy", "python"}

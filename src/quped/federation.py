@@ -3,12 +3,13 @@
 import math
 import time
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from quped.engines import (
     usable_cores,
 )
 from quped.engines.checkpoint import stop_signals
-from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, RunError, check
+from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, check
 from quped.fit import ClientReport, Evaluation, Fit, Progress
 from quped.models import FunctionalNetwork
 from quped.quant import Start
@@ -276,7 +277,7 @@ class Federation:
             stretch=stretch,
         )
         if finetune_epochs is None and any(m.client.bits < FULL_PRECISION for m in members):
-            plan = plan.with_finetuning(round(epochs / 6))
+            plan = plan.with_finetuning(max(1, round(epochs / 6)))
         if plan.clients_per_round > len(members):
             rule = f"at most {len(members)}, the number of clients"
             raise InvalidValueError(f"The clients_per_round must be {rule}, got {plan.clients_per_round}.")
@@ -323,14 +324,15 @@ class Federation:
             checkpoints = Checkpoints(Path(checkpoints))
         plan, players = self.prepare(**training)
         members = self.members
-        identity = {"seed": repr(self.seed), "algorithm": repr(self.algorithm), "plan": repr(plan)}
-        identity["clients"] = repr([(m.client.name, m.client.bits, m.network.name) for m in members])
-        identity["optimizer"] = repr(players[0].task.sgd)
+        identity = self._identity(plan, players) if checkpoints else {}
         with ExitStack() as stack:
             engine = stack.enter_context(closing(self._engine(players, plan, workers, device)))
             stop = stack.enter_context(stop_signals()) if checkpoints else lambda: None
-            shared, first, curve = self._resume(checkpoints, engine, players, identity)
-            began -= curve[-1].seconds if curve else 0
+            shared, first, curve = self.algorithm.init_shared(players[0].task), 0, list[Evaluation]()
+            if checkpoints and (found := checkpoint.load(checkpoints, engine, self.algorithm, players, identity)):
+                shared, first, about = found
+                curve = [Evaluation(**point) for point in about["curve"]]
+                began -= about["seconds"]
 
             def report(told: RoundReport) -> None:
                 clock = told.clock
@@ -344,8 +346,8 @@ class Federation:
                     progress(Progress(clock.round, plan.rounds, clock.epoch, phase, told.loss, evaluation))
                 signal_number = stop()  # asked once: what comes after the checkpoint waits for the next round
                 if checkpoints is not None and (signal_number or (clock.round + 1) % checkpoint_every == 0):
-                    about = {"run": identity, "curve": [asdict(point) for point in curve]}
-                    checkpoint.save(checkpoints, engine, told.shared, clock.round, about)
+                    about = {"curve": [asdict(point) for point in curve], "seconds": seconds}
+                    checkpoint.save(checkpoints, engine, told.shared, clock.round, identity, about)
                 if signal_number is not None:
                     raise InterruptedRunError(clock.round, signal_number)
 
@@ -374,22 +376,18 @@ class Federation:
             return InlineEngine(self.algorithm, players, plan, self.seed)
         return ProcessEngine(self.algorithm, players, plan, self.seed, count)
 
-    def _resume(
-        self,
-        checkpoints: Checkpoints | None,
-        engine: Engine,
-        players: Sequence[Player],
-        identity: dict[str, str],
-    ) -> tuple[Any, int, list[Evaluation]]:
-        """Return the shared state, the round to begin with, and the evaluations before it."""
-        found = checkpoint.load(checkpoints, engine, self.algorithm, players) if checkpoints else None
-        if found is None:
-            return self.algorithm.init_shared(players[0].task), 0, []
-        shared, first, about = found
-        for key, mine in identity.items():
-            if about["run"][key] != mine:
-                raise RunError(f"The checkpoint is of a run with another {key}: {about['run'][key]} instead of {mine}.")
-        return shared, first, [Evaluation(**point) for point in about["curve"]]
+    def _identity(self, plan: Plan, players: Sequence[Player]) -> dict[str, str]:
+        """Return what must be equal for one run to go on where another one stopped."""
+        identity = {"seed": repr(self.seed), "algorithm": repr(self.algorithm), "plan": repr(plan)}
+        identity |= {"optimizer": repr(players[0].task.sgd), "global network": in_words(self._global)}
+        for member, player in zip(self.members, players, strict=True):
+            client, labels = member.client, zlib.crc32(member.train.labels.numpy().tobytes())
+            identity[f"client '{client.name}'"] = (
+                f"{in_words(member.network)}, {client.bits} bits for {', '.join(player.task.quantized) or 'nothing'}, "
+                f"centers by {client.start}{' per channel' * client.per_channel}, batches of {player.batch_size} of "
+                f"{len(member.train)} samples (labels {labels:08x})"
+            )
+        return identity
 
     def _evaluation(self, told: RoundReport, scores: Sequence[float], seconds: float) -> Evaluation:
         found = dict(zip((m.client.name for m in self.members), scores, strict=True))
@@ -401,6 +399,12 @@ class Federation:
             accuracy={name: found[name] for name in self._names},
             seconds=seconds,
         )
+
+
+def in_words(network: FunctionalNetwork) -> str:
+    """Return a network in a few words, that differ if it does."""
+    count = sum(value.numel() for value in network.initial.params.values())
+    return f"{network.name} with {count} parameters (shapes {zlib.crc32(repr(shapes(network)).encode()):08x})"
 
 
 def describe(member: Member, model: Model, accuracy: float) -> ClientReport:

@@ -1,8 +1,9 @@
 """Randomness as an argument: a generator for every purpose, made from a key. Nothing here has a state."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
 @contextmanager
 def torch_seeded(seed: int, *key: int | str) -> Iterator[None]:
     """Seed torch (initial weights, dropout) from a key within the block, and leave its state outside unchanged."""
-    with torch.random.fork_rng(devices=[]):
+    # Seeding torch seeds GPUs, too. Asking for their state would start them, which a forked process must not.
+    started = cast(Callable[[], bool], torch.cuda.is_initialized)()
+    gpus = range(torch.cuda.device_count()) if started else ()
+    with torch.random.fork_rng(gpus):
         torch.manual_seed(int(generator(seed, *key).integers(2**63)))
         yield

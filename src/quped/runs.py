@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -109,7 +110,7 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self.folder / f"round-{round_:09d}.safetensors", data)
-            for old in self._files()[self.KEPT :]:
+            for old in (*self._files()[self.KEPT :], *self._drafts()):
                 old.unlink()
         except OSError as error:
             raise RunError(f"A checkpoint cannot be written to {self.folder}: {error.strerror}.") from error
@@ -135,15 +136,22 @@ class Checkpoints:
         return None
 
     def clear(self) -> None:
-        """Remove all checkpoints."""
-        if self.folder.is_dir():
-            for file in self._files():
+        """Remove all checkpoints, and the folder unless it holds something else."""
+        try:
+            for file in (*self._files(), *self._drafts()):
                 file.unlink()
+        except OSError as error:
+            raise RunError(f"The checkpoints in {self.folder} cannot be removed: {error.strerror}.") from error
+        with suppress(OSError):
             self.folder.rmdir()
 
     def _files(self) -> list[Path]:
         """Return the files, newest first."""
         return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
+
+    def _drafts(self) -> list[Path]:
+        """Return what processes left behind that were killed while they wrote."""
+        return list(self.folder.glob(".round-*"))
 
 
 def holds_run(path: Path) -> bool:

@@ -4,14 +4,17 @@ import io
 import json
 import subprocess
 import sys
+import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file
 
 from quped.cli import main
+from quped.cli.run import notes
 
 FILE = """
 description = "four devices"
@@ -255,6 +258,33 @@ def test_overwriting_leaves_nothing_of_the_old_run(experiment: Path, tmp_path: P
     below = {path for name in ("local", "fedavg") for path in (tmp_path / "out" / name).rglob("*") if path.is_file()}
     assert {path.name for path in below} == {"notes.txt"}
     assert len(list((tmp_path / "out" / "models").iterdir())) == 4
+
+
+def test_other_runs_below_are_left_alone(experiment: Path, tmp_path: Path) -> None:
+    """Runs, and whatever else has a config.json, stay in the folder of another run, which may be replaced."""
+    arguments = ("run", experiment, "--quiet", "--set", "training.epochs=1", "--set", "compare=[]")
+    assert quped(*arguments, "--out", "runs/first", cwd=tmp_path).returncode == 0
+    (tmp_path / "runs" / "bert").mkdir()
+    (tmp_path / "runs" / "bert" / "config.json").write_text('{"hidden_size": 768}')
+
+    def files() -> dict[Path, bytes]:
+        below = (path for name in ("first", "bert") for path in (tmp_path / "runs" / name).rglob("*"))
+        return {path: path.read_bytes() for path in below if path.is_file()}
+
+    before = files()
+    assert quped(*arguments, "--out", "runs", "--seed", "1", cwd=tmp_path).returncode == 0
+    assert files() == before
+    assert quped(*arguments, "--out", "runs", "--seed", "2", "--overwrite", cwd=tmp_path).returncode == 0
+    assert files() == before
+
+
+def test_notes_are_shown_when_they_come() -> None:
+    """What a run warns of is told at once, so also if it fails later; and only once."""
+    screen = io.StringIO()
+    with notes(Console(file=screen)):
+        for _ in range(2):
+            warnings.warn("The worker of client 'a' died.", stacklevel=1)
+        assert screen.getvalue() == "note: The worker of client 'a' died.\n"
 
 
 def test_a_resumed_run_is_one_run(experiment: Path, tmp_path: Path) -> None:

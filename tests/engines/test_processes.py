@@ -1,17 +1,20 @@
 """The process engine computes what the inline engine computes, and survives its workers."""
 
 import os
+import shutil
 import signal
+import traceback
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from small_federation import Net, algorithms, assert_same, clients, samples
 from torch import Tensor
 
-from quped import Client, Federation, Fit, QuPeD, QupedError
+from quped import Client, Federation, Fit, Local, Progress, QuPeD, QupedError
 from quped.algorithms import AnyAlgorithm
 from quped.data import TensorSamples
 from quped.engines import usable_cores
@@ -102,12 +105,53 @@ def test_errors_of_workers_are_those_of_the_inline_engine() -> None:
             Federation(members, QuPeD()).fit(lr=1e12, workers=workers)
 
 
+class Particular(Net):
+    """A network that fails in its own way when it is trained."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits, or raise what a pickle cannot bring back."""
+        if self.training and torch.is_grad_enabled():
+            raise OddError("this", "that")
+        return super().forward(inputs)
+
+
+class OddError(Exception):
+    """An error with arguments of its own."""
+
+    def __init__(self, one: str, other: str) -> None:
+        """Take two, and give one to the base class."""
+        super().__init__(f"{one} and {other}")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_error_of_a_network_names_the_client_and_the_line(workers: int) -> None:
+    """Also one that does not survive the way from a worker."""
+    members = [Client("phone", train=samples(0, 20), test=samples(1, 12), model=Particular)]
+    with pytest.raises(QupedError, match="Client 'phone' failed in round 0: OddError: this and that") as failed:
+        Federation(members, Local()).fit(workers=workers)
+    cause = failed.value.__notes__[0] if workers else "".join(traceback.format_exception(failed.value.__cause__))
+    assert 'raise OddError("this", "that")' in cause
+
+
+def test_too_little_space_is_told_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk would kill processes without a word."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(QupedError, match=f"temporary files, {tmp_path}, has 0.0 GB left.*TMPDIR.*workers=0"):
+        fit(QuPeD(), clients(QuPeD(), 2), workers=2)
+
+
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary files and processes end with the run, also when it fails."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     members = clients(QuPeD(), 3)
-    fit(QuPeD(), members, workers=2)
+
+    def while_it_runs(_: Progress) -> None:
+        assert list((tmp_path / "scratch").iterdir()) == []  # so a kill leaves nothing
+
+    Federation(members, QuPeD(), Net).fit(epochs=3, workers=2, progress=while_it_runs)
     with pytest.raises(QupedError):
         Federation(members, QuPeD(), Net).fit(lr=1e12, workers=2)
     assert list((tmp_path / "scratch").iterdir()) == []

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from small_federation import Net, algorithms, assert_same, clients
+from small_federation import Net, algorithms, assert_same, clients, samples, wide_net
 
-from quped import Federation, Fit, QuPeD, QupedError
+from quped import Client, Federation, Fit, QuPeD, QupedError
 from quped.algorithms import AnyAlgorithm
 from quped.errors import InterruptedRunError
 from quped.fit import Progress
@@ -70,6 +72,54 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         fit(QuPeD(), Checkpoints(tmp_path), 0, seed=4)
     with pytest.raises(QupedError, match="of a run with another algorithm"):
         fit(QuPeD(lambda_p=0.5), Checkpoints(tmp_path), 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"start": "kmeans"}, "client 'a': .* centers by range, .* instead of .* centers by kmeans"),
+        ({"per_channel": True}, "client 'a': .* instead of .* per channel"),
+        ({"quantize": ["last.weight"]}, "client 'a': .* for middle.weight, .* instead of .* for last.weight"),
+        ({"model": wide_net}, "client 'a': Net with 163 parameters .* instead of Net with 291 parameters"),
+        ({"train": samples(7, 30)}, "client 'a': .* of 20 samples .* instead of .* of 30 samples"),
+        ({"train": (samples(0, 20)[0], samples(0, 20)[1].flip(0))}, "client 'a': .* of 20 samples"),
+        ({"name": "b"}, "client 'b': none instead of"),
+    ],
+)
+def test_a_checkpoint_of_other_clients_is_refused(
+    change: dict[str, Any], what: str, workers: int, tmp_path: Path
+) -> None:
+    """Also if states would fit; and before anything is done with a state that would not."""
+    client = Client("a", train=samples(0, 20), test=samples(1, 12), model=Net, bits=2)
+    options: dict[str, Any] = {"steps_per_epoch": 2, "checkpoints": tmp_path, "checkpoint_every": 1, "epochs": 2}
+    Federation([client], QuPeD(), Net).fit(**options, workers=0)
+    with pytest.raises(QupedError, match=f"is of a run with another {what}.*Remove the folder"):
+        Federation([replace(client, **change)], QuPeD(), Net).fit(**options, workers=workers)
+    with pytest.raises(QupedError, match=r"another client 'a': .* batches of 10 .* instead of .* batches of 5"):
+        Federation([client], QuPeD(), Net).fit(**options, batch_size=5, workers=workers)
+    with pytest.raises(QupedError, match="another global network"):
+        Federation([client], QuPeD(), wide_net).fit(**options, workers=workers)
+
+
+def test_time_spent_counts_from_the_checkpoint_on(tmp_path: Path) -> None:
+    """A resumed run knows how long it took before, evaluated or not."""
+    members = clients(QuPeD(), 2)
+
+    def stop(told: Progress) -> None:
+        if told.round == 1:
+            time.sleep(0.4)
+        if told.round == 2:
+            raise StopError
+
+    options: dict[str, Any] = {"epochs": 4, "local_steps": 1, "evaluate_every": 4, "workers": 0}
+    with pytest.raises(StopError):
+        Federation(members, QuPeD(), Net).fit(**options, checkpoints=tmp_path, checkpoint_every=2, progress=stop)
+    first = Checkpoints(tmp_path).latest()
+    assert first is not None
+    spent = first[1]["about"]["seconds"]
+    resumed = Federation(members, QuPeD(), Net).fit(**options, checkpoints=tmp_path)
+    assert resumed.seconds > spent > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -121,12 +121,18 @@ def presets_command() -> None:
 
 @contextmanager
 def notes(console: Console) -> Iterator[None]:
-    """Show warnings as notes."""
-    with warnings.catch_warnings(record=True) as caught:
+    """Show warnings as notes, each once, when they come: they may explain an error, or hours of silence."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in shown:
+            shown.add(str(message))
+            console.print(f"[yellow]note:[/] {escape(str(message))}", soft_wrap=True)
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
         yield
-    for text in dict.fromkeys(str(w.message) for w in caught):
-        console.print(f"[yellow]note:[/] {escape(text)}", soft_wrap=True)
 
 
 @contextmanager

@@ -14,23 +14,40 @@ from quped.errors import RunError
 from quped.runs import Checkpoints
 
 
-def save(checkpoints: Checkpoints, engine: Engine, shared: Any, round_: int, about: dict[str, Any]) -> None:
-    """Write the state after a round, with what else is to be remembered."""
+def save(
+    checkpoints: Checkpoints, engine: Engine, shared: Any, round_: int, identity: dict[str, str], about: dict[str, Any]
+) -> None:
+    """Write the state after a round, with which run it is of, and what else is to be remembered."""
     states = engine.states()
     tensors = dict(tree.items(shared, "shared"))
     for client, state in states.items():
         tensors |= dict(tree.items(state, f"personal-{client}"))
-    checkpoints.save(round_, tensors, {"round": round_, "clients": sorted(states), "about": about})
+    checkpoints.save(round_, tensors, {"round": round_, "clients": sorted(states), "run": identity, "about": about})
 
 
 def load(
-    checkpoints: Checkpoints, engine: Engine, algorithm: AnyAlgorithm, players: Sequence[Player]
+    checkpoints: Checkpoints,
+    engine: Engine,
+    algorithm: AnyAlgorithm,
+    players: Sequence[Player],
+    identity: dict[str, str],
 ) -> tuple[Any, int, dict[str, Any]] | None:
-    """Bring an engine to the newest checkpoint; return the shared state, the next round and what was remembered."""
+    """Bring an engine to the newest checkpoint; return the shared state, the next round and what was remembered.
+
+    One of another run is refused.
+    """
     found = checkpoints.latest()
     if found is None:
         return None
     tensors, info = found
+    theirs = info.get("run", {})
+    for what in identity | theirs:
+        was, is_ = (run.get(what, "none") for run in (theirs, identity))
+        if was != is_:
+            raise RunError(
+                f"The checkpoint in {checkpoints.folder} is of a run with another {what}: {was} instead of {is_}. "
+                "Remove the folder to begin anew, or name another."
+            )
     shared = algorithm.init_shared(players[0].task)
     try:
         states = {}

@@ -8,9 +8,11 @@ half-written, and its client's round is computed again, with the same result.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,7 @@ from quped.algorithms import AnyAlgorithm
 from quped.engines.rounds import Plan, Player, mean
 from quped.engines.store import Rows
 from quped.engines.worker import naming, play_client, score_client
-from quped.errors import RunError, check
+from quped.errors import QupedError, RunError, check
 from quped.rng import torch_seeded
 from quped.typing import Clock, Model
 
@@ -111,6 +113,18 @@ def lay_out(algorithm: AnyAlgorithm, players: Sequence[Player], plan: Plan, seed
     )
 
 
+def check_space(board: Board, folder: str) -> None:
+    """Raise if the disk may become too small: a process that writes to a mapped file then dies without a word."""
+    needed = sum({id(rows): rows.size for rows in (board.shared, board.payloads, *board.personal)}.values())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise RunError(
+            f"The states of all clients may take {needed / 1e9:.1f} GB, and the folder for temporary files, "
+            f"{Path(folder).parent}, has {free / 1e9:.1f} GB left: let the environment variable TMPDIR name a "
+            "folder on a larger disk, or use workers=0."
+        )
+
+
 @dataclass
 class Worker:
     """A process, the pipe to it, and what it is doing."""
@@ -129,8 +143,10 @@ class ProcessEngine:
         check(workers >= 1, "number of workers", "at least 1", workers)
         if "fork" not in multiprocessing.get_all_start_methods():
             raise RunError("Worker processes need fork, which this system does not have: use workers=0.")
-        self._folder = tempfile.TemporaryDirectory(prefix="quped-")
-        self._board = lay_out(algorithm, players, plan, seed, Path(self._folder.name))
+        # The files are mapped, here and in every fork: without their names nothing is left behind, however this ends.
+        with tempfile.TemporaryDirectory(prefix="quped-") as folder:
+            self._board = lay_out(algorithm, players, plan, seed, Path(folder))
+            check_space(self._board, folder)
         seen: Counter[int] = Counter()
         self._first_row = []
         for player in players:
@@ -175,13 +191,12 @@ class ProcessEngine:
             self._board.personal[client].write(self._first_row[client], state)
 
     def close(self) -> None:
-        """End the workers and remove the files."""
+        """End the workers."""
         for worker in self._workers:
             worker.process.kill()
             worker.process.join()
             worker.pipe.close()
         self._workers = []
-        self._folder.cleanup()
 
     def _job(self, client: int, round_: int | None, position: int) -> Job:
         source, first = self._in_use.get(client), self._first_row[client]
@@ -271,7 +286,11 @@ def serve(pipe: Connection, board: Board, parent: int) -> None:
             return
         try:
             result = board.do(job)
-        except Exception as error:  # told to the engine, which raises it
+        except QupedError as error:  # told to the engine, which raises it, with the place that a pickle leaves out
+            if error.__cause__ is not None:
+                error.add_note("".join(traceback.format_exception(error.__cause__)))
             pipe.send(error)
+        except Exception:  # of ours: its pickle may not be readable
+            pipe.send(RuntimeError(traceback.format_exc()))
         else:
             pipe.send(result)

@@ -70,7 +70,7 @@ class Plan:
     def with_finetuning(self, epochs: int) -> "Plan":
         """Return this plan with so many epochs of fine-tuning, at least the last of several rounds."""
         last = self.epoch(self.rounds - 1)
-        return replace(self, finetune_epochs=max(epochs, self.epochs - last) if epochs and last else 0)
+        return replace(self, finetune_epochs=max(epochs, self.epochs - last) if last else 0)
 
     @property
     def rounds(self) -> int:

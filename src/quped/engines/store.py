@@ -40,6 +40,11 @@ class Rows:
             else torch.empty(0, dtype=torch.uint8)
         )
 
+    @property
+    def size(self) -> int:
+        """Bytes of all rows."""
+        return self._bytes.numel()
+
     def read(self, row: int) -> Any:
         """Return the tree of a row. Its tensors are views: what is written later is seen."""
         places = iter(self._places)

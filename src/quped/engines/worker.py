@@ -67,9 +67,9 @@ def naming(player: Player, round_: int | None) -> Iterator[None]:
         yield
     except QupedError:
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except Exception as error:
         when = "while it was evaluated" if round_ is None else f"in round {round_}"
-        raise RunError(f"Client '{player.name}' failed {when}: {error}") from error
+        raise RunError(f"Client '{player.name}' failed {when}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

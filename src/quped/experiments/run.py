@@ -1,6 +1,7 @@
 """From an experiment file to run records."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def run_experiment(
 def claim(folders: list[Path], asked: list[Result], *, overwrite: bool, resume: bool) -> list[RunRecord]:
     """Make the record of every algorithm, or go on with it, before the first one runs.
 
-    What is overwritten goes at once, with all records below it: nothing of an older run can be taken for this one's.
+    What is overwritten goes at once, with the methods it was compared with: nothing of an older run can be taken for
+    this one's.
     """
     if resume:
         records = []
@@ -92,13 +94,26 @@ def claim(folders: list[Path], asked: list[Result], *, overwrite: bool, resume: 
     for folder in folders:
         if holds_run(folder) and not overwrite:
             raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite or --resume.")
-    for old in [path.parent for path in folders[0].glob(f"*/{CONFIG}")]:
-        RunRecord.create(old, overwrite=True)
+    for peer in peers(folders[0]):
+        RunRecord.create(peer, overwrite=True)
     records = [RunRecord.create(folder, overwrite=overwrite) for folder in folders]
     # The first one last: `--resume` begins with it, and finds the others complete.
     for record, told in zip(records[::-1], asked[::-1], strict=True):
         record.config(told)
     return records
+
+
+def peers(folder: Path) -> list[Path]:
+    """Return the folders below a record that belong to it: what else lies there, such as other runs, does not."""
+
+    def origin(path: Path) -> tuple[Any, Any]:
+        with suppress(RunError):
+            told = read_json(path)
+            return told.get("preset"), told.get("seed")
+        return None, None
+
+    mine = origin(folder / CONFIG)
+    return [path.parent for path in folder.glob(f"*/{CONFIG}") if mine == origin(path) != (None, None)]
 
 
 def recording(record: RunRecord, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
@@ -154,7 +169,7 @@ class Population:
                 test=test,
                 model=self._maker(meeting if algorithm.meets_in == "same" else group.model),
                 bits=group.bits if algorithm.quantizes else FULL_PRECISION,
-                quantize=group.quantize if algorithm.meets_in != "same" else None,
+                quantize=group.quantize if algorithm.meets_in != "same" or group.model == meeting else None,
                 per_channel=group.per_channel,
                 start=group.start,
             )

@@ -1,7 +1,10 @@
 """What all pictures share."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from quped.runs import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,7 +16,7 @@ def write(figure: "Figure", file: Path) -> None:
 
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}")
-    figure.savefig(draft, dpi=120, format="png")
-    draft.replace(file)
+    content = BytesIO()
+    figure.savefig(content, dpi=120, format="png")
+    write_bytes(file, content.getvalue())
     plt.close(figure)
