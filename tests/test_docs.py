@@ -15,7 +15,9 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
     printed = capsys.readouterr().out
-    assert "'phone': 0." in printed
+    found = re.search(r"'phone': ([\d.]+)", printed)
+    assert found is not None
+    assert float(found[1]) > 0.6
     assert "Linear(in_features=16" in printed
 
 

@@ -143,10 +143,12 @@ def test_every_unknown_hyperparameter_is_told() -> None:
 
 
 def test_a_group_can_name_what_is_quantized() -> None:
-    """`quantize` reaches the clients."""
+    """`quantize` reaches the clients, and so does how."""
     group = {"count": 10, "model": {"name": "mlp", "hidden": [8]}, "bits": 1, "quantize": ["layers.0.weight"]}
+    group |= {"per_channel": True, "start": "kmeans"}
     members = population(clients=[group], global_model="mlp").federation(QuPeD()).members
-    assert members[0].task.quantized == ("layers.0.weight",)
+    task = members[0].task
+    assert (task.quantized, task.per_channel, task.start) == (("layers.0.weight",), True, "kmeans")
     qupel = build_algorithm({"name": "qupel"})
     same = population(clients=[group], global_model=group["model"]).federation(qupel).members
     assert same[0].task.quantized == ("layers.0.weight",)

@@ -131,7 +131,7 @@ def test_training_leaves_torchs_generator_alone() -> None:
     """A user's own random numbers do not depend on whether a federation ran in between."""
     torch.manual_seed(7)
     state = torch.get_rng_state()
-    Federation([client()], Local()).fit(epochs=1)
+    Federation([client()], Local()).fit(epochs=1, workers=0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -141,8 +141,16 @@ def test_dropout_is_reproducible() -> None:
     def dropping() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
 
-    a, b = (Federation([client(model=dropping)], Local()).fit(epochs=2) for _ in range(2))
-    assert torch.equal(a.models["phone"].params["0.weight"], b.models["phone"].params["0.weight"])
+    members = [client(name, model=dropping) for name in ("phone", "tablet")]  # with the same data
+
+    def learned(workers: int) -> list[torch.Tensor]:
+        found = Federation(members, Local()).fit(epochs=2, batch_size=20, workers=workers)
+        return [found.models[name].params["0.weight"] for name in ("phone", "tablet")]
+
+    first = learned(0)
+    assert all(torch.equal(a, b) for workers in (0, 2) for a, b in zip(first, learned(workers), strict=True))
+    phone, tablet = first
+    assert not torch.allclose(phone, tablet, atol=1e-3)
 
 
 @pytest.mark.parametrize("bits", [0, 9, 31, -1, "two", 2.0, True, None])

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,26 @@ def test_a_point_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     """A directory that is gone, or a full disk: the record says so."""
     record = RunRecord(tmp_path / "gone")
     with pytest.raises(RunError, match=r"curves.jsonl cannot be written: No such file"):
+        record.point({"round": 0})
+
+
+def test_a_point_that_was_written_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up takes a part of a line without complaint."""
+
+    class Full(nullcontext["Full"]):
+        """A file that takes all but one byte."""
+
+        def __enter__(self) -> "Full":
+            """Return itself."""
+            return self
+
+        def write(self, line: bytes) -> int:
+            """Say how much was written."""
+            return len(line) - 1
+
+    record = RunRecord.create(tmp_path)
+    monkeypatch.setattr(Path, "open", lambda *_, **__: Full())
+    with pytest.raises(RunError, match=r"curves.jsonl cannot be written: only a part could be written"):
         record.point({"round": 0})
 
 

@@ -47,15 +47,40 @@ def v(params: Params) -> Array:
     return np.asarray(params["v"].numpy())
 
 
+DECAY, MOMENTUM = 0.1, 0.5
+
+
+def rolling_task() -> Task:
+    """Return a task in full precision whose SGD has weight decay and momentum."""
+    return replace(task(X, W), sgd=SGD(DECAY, MOMENTUM))
+
+
+class Rolling:
+    """Parameters under SGD with weight decay and momentum."""
+
+    def __init__(self, at: Array) -> None:
+        """Stand still."""
+        self.at, self.speed = at, np.zeros(2)
+
+    def step(self, gradient: Array) -> None:
+        """Take a step."""
+        self.speed = MOMENTUM * self.speed + gradient + DECAY * self.at
+        self.at = self.at - LR * self.speed
+
+
 def learner(x: Array, c: Array | None) -> Learner:
     """Return a personal model."""
     centers = {} if c is None else {"v": torch.tensor(c).unsqueeze(0)}
     return Learner(model(x), centers, {}, {})
 
 
-def hyper(eta2: float = ETA2, sharpness: float = math.inf) -> Quantization:
+def hyper(eta2: float = ETA2, sharpness: float = math.inf, clip: float = 10.0) -> Quantization:
     """Return hyperparameters with lambda(t) = 0.02 t."""
-    return Quantization(eta2=eta2, lam={1: Linear(LAMBDA_RATE)}, sharpness=sharpness)
+    return Quantization(eta2=eta2, lam={1: Linear(LAMBDA_RATE)}, sharpness=sharpness, clip=clip)
+
+
+CLIP = 0.05
+"""Which cuts the gradients of this file."""
 
 
 def nearest(x: Array, c: Array) -> NDArray[np.int64]:
@@ -92,11 +117,16 @@ def test_local_full_precision_is_sgd_with_weight_decay() -> None:
     np.testing.assert_allclose(v(work.x.params), X - LR * (ce_gradient(X) + 0.1 * X), rtol=1e-12)
 
 
-def test_local_quantized_is_algorithm_1() -> None:
-    """Lines 2 to 5 of Algorithm 1 with P = infinity."""
-    work, metrics = Local(hyper()).step(task(X, W, bits=1), learner(X, C), (batch(),), clock())
+@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("clip", [10.0, CLIP])
+def test_local_quantized_is_algorithm_1(bits: int, clip: float) -> None:
+    """Lines 2 to 5 of Algorithm 1 with P = infinity, the lambda of the bit-width, and the gradient by centers cut."""
+    quantization = replace(hyper(clip=clip), lam={3 - bits: Linear(9.0), bits: Linear(LAMBDA_RATE)})
+    work, metrics = Local(quantization).step(task(X, W, bits=bits), learner(X, C), (batch(),), clock())
     x = soft_threshold(X - LR * ce_gradient(X), C)
     h = by_centers(ce_gradient(C[nearest(x, C)]), x, C)
+    assert (np.abs(h) > CLIP).any()
+    h = np.clip(h, -clip, clip)
     c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(x, C)
     np.testing.assert_allclose(v(work.x.params), x, rtol=1e-12)
     np.testing.assert_allclose(work.c["v"][0].numpy(), c, rtol=1e-12)
@@ -124,13 +154,17 @@ def test_quped_step_by_hand() -> None:
 
 def test_quped_full_precision_step_by_hand() -> None:
     """At 32 bits x takes a plain SGD step and w learns from x alone."""
-    algorithm = QuPeD(lambda_p=LAMBDA_P)
-    t = task(X, W)
-    work = algorithm.start(t, Global(model(W)), learner(X, None), clock())
-    work, _ = algorithm.step(t, work, (batch(),), clock())
-    x = X - LR * mixed(X, W)
-    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
-    np.testing.assert_allclose(v(work.w.params), W - LR * LAMBDA_P * kd_gradient_teacher(W, x), rtol=1e-12)
+    algorithm, t = QuPeD(lambda_p=LAMBDA_P), rolling_task()
+    rolling = learner(X, None)._replace(velocity=t.sgd.init(model(X).params))
+    work = algorithm.start(t, Global(model(W)), rolling, clock())
+    x, w = Rolling(X), Rolling(W)
+    for _ in range(2):
+        work, _ = algorithm.step(t, work, (batch(),), clock())
+        before = w.at
+        x.step(mixed(x.at, before))
+        w.step(LAMBDA_P * kd_gradient_teacher(before, x.at))
+    np.testing.assert_allclose(v(work.learner.x.params), x.at, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), w.at, rtol=1e-12)
 
 
 def sigmoid(z: Array) -> Array:
@@ -265,15 +299,18 @@ def test_unquantized_parameters_learn_from_both_passes_straight_through() -> Non
     assert float(work.x.params["u"]) == pytest.approx(u, rel=1e-12)
 
 
-def test_quped_fine_tuning_moves_weights_with_their_centers() -> None:
+@pytest.mark.parametrize("clip", [10.0, CLIP])
+def test_quped_fine_tuning_moves_weights_with_their_centers(clip: float) -> None:
     """In the last phase weights sit on centers, only centers learn, and w learns from both equal students."""
-    algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper())
+    algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper(clip=clip))
     t, late = task(X, W, bits=1), clock(phase=Phase.FINETUNE)
     work = algorithm.start(t, Global(model(W)), learner(X, C), late)
     a = nearest(X, C)
     np.testing.assert_array_equal(v(work.learner.x.params), C[a])
     work, _ = algorithm.step(t, work, (batch(),), late)
-    c = C - ETA2 * by_centers(mixed(C[a], W), X, C)
+    h = by_centers(mixed(C[a], W), X, C)
+    assert (np.abs(h) > CLIP).any()
+    c = C - ETA2 * np.clip(h, -clip, clip)
     w = W - 2 * LR * LAMBDA_P * kd_gradient_teacher(W, c[a])
     np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
     np.testing.assert_array_equal(v(work.learner.x.params), work.learner.c["v"][0].numpy()[a])
@@ -306,26 +343,30 @@ def test_pfedme_step() -> None:
     """K steps on f + lam/2 ||theta - w||^2 from the client's own theta, then w toward theta."""
     from quped.algorithms.pfedme import Personal
 
-    algorithm = PFedMe(lam=0.5, eta=0.2, inner_steps=3)
-    t = task(X, W)
+    algorithm, t = PFedMe(lam=0.5, eta=0.2, inner_steps=3), rolling_task()
     work = algorithm.start(t, Global(model(W)), Personal(model(X)), clock())
-    work, _ = algorithm.step(t, work, (batch(),), clock())
-    theta = X
-    for _ in range(3):
-        theta = theta - LR * (ce_gradient(theta) + 0.5 * (theta - W))
-    np.testing.assert_allclose(v(work.theta.params), theta, rtol=1e-12)
-    np.testing.assert_allclose(v(work.w.params), W - 0.2 * 0.5 * (W - theta), rtol=1e-12)
+    w, at = W, X
+    for _ in range(2):
+        work, _ = algorithm.step(t, work, (batch(),), clock())
+        theta = Rolling(at)  # momentum begins anew with every inner problem
+        for _ in range(3):
+            theta.step(ce_gradient(theta.at) + 0.5 * (theta.at - w))
+        at = theta.at
+        w = w - 0.2 * 0.5 * (w - at)
+    np.testing.assert_allclose(v(work.theta.params), at, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
 
 
 def test_perfedavg_step_and_adaptation() -> None:
     """First-order MAML: the gradient at the adapted model, on another batch; the own model is adapted once more."""
-    algorithm = PerFedAvg(alpha=0.3)
-    t = task(X, W)
+    algorithm, t = PerFedAvg(alpha=0.3), rolling_task()
     second = (np.array([0.7, -1.1, 2.0]), np.array([1, 1, 0]))
     work = algorithm.start(t, Global(model(W)), algorithm.init_personal(t, Global(model(W))), clock())
-    work, _ = algorithm.step(t, work, (batch(), batch(*second)), clock())
-    adapted = W - 0.3 * ce_gradient(W)
-    w = W - LR * ce_gradient(adapted, *second)
+    rolling = Rolling(W)
+    for _ in range(2):
+        work, _ = algorithm.step(t, work, (batch(), batch(*second)), clock())
+        rolling.step(ce_gradient(rolling.at - 0.3 * ce_gradient(rolling.at), *second))
+    w = rolling.at
     np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
     personal, payload = algorithm.finish(t, work, batch(), clock())
     np.testing.assert_allclose(v(personal.adapted.params), w - 0.3 * ce_gradient(w), rtol=1e-12)
@@ -336,14 +377,20 @@ def test_fml_step_is_simultaneous() -> None:
     """Both models step by gradients at the old pair; each divergence trains its second argument."""
     from quped.algorithms.fml import Personal
 
-    algorithm = FML(alpha=0.2, beta=0.4)
-    t = task(X, W)
-    work = algorithm.start(t, Global(model(W)), Personal(model(X), {}), clock())
-    work, _ = algorithm.step(t, work, (batch(),), clock())
-    x = X - LR * (0.8 * ce_gradient(X) + 0.2 * kd_gradient_student(W, X))
-    w = W - LR * (0.6 * ce_gradient(W) + 0.4 * kd_gradient_student(X, W))
-    np.testing.assert_allclose(v(work.x.params), x, rtol=1e-12)
-    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+    algorithm, t = FML(alpha=0.2, beta=0.4), rolling_task()
+    personal, shared = Personal(model(X), t.sgd.init(model(X).params)), Global(model(W))
+    x, w = Rolling(X), Rolling(W)
+    for _ in range(2):
+        work = algorithm.start(t, shared, personal, clock())
+        for _ in range(2):
+            work, _ = algorithm.step(t, work, (batch(),), clock())
+            at_x, at_w = x.at, w.at
+            x.step(0.8 * ce_gradient(at_x) + 0.2 * kd_gradient_student(at_w, at_x))
+            w.step(0.6 * ce_gradient(at_w) + 0.4 * kd_gradient_student(at_x, at_w))
+        personal, shared = algorithm.finish(t, work, batch(), clock())
+        np.testing.assert_allclose(v(personal.x.params), x.at, rtol=1e-12)
+        np.testing.assert_allclose(v(shared.w.params), w.at, rtol=1e-12)
+        w = Rolling(w.at)  # what is averaged begins every round without momentum
 
 
 def test_qupel_step() -> None:
@@ -389,13 +436,14 @@ def test_the_gradient_helpers_agree_with_finite_differences() -> None:
 
 
 def test_temperature_softens_the_distillation() -> None:
-    """At T = 2, x's gradient of T^2 D_KL(s(w/T) || s(x/T)) is T (s(x/T) - s(w/T)) by its logits."""
+    """At T = 2, x's gradient of T^2 D_KL(s(w/T) || s(x/T)) is T (s(x/T) - s(w/T)) by its logits; w's likewise."""
     algorithm = QuPeD(lambda_p=1.0, temperature=2.0)
     t = task(X, W)
     work = algorithm.start(t, Global(model(W)), learner(X, None), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
     x = X - LR * 2 * by_v(probabilities(X / 2) - probabilities(W / 2))
     np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), W - LR * 2 * kd_gradient_teacher(W / 2, x / 2), rtol=1e-12)
 
 
 def test_centers_start_where_the_task_says() -> None:

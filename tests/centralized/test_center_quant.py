@@ -34,6 +34,8 @@ from quped.typing import Batch, Clock, Phase
 
 LR, RATE, T, ETA2 = 0.3, 0.05, 4.0, 0.2
 LAM = RATE * T
+CLIP = 0.02
+"""Which cuts gradients by centers."""
 
 
 def optimizer(
@@ -42,6 +44,7 @@ def optimizer(
     sharpness: float = math.inf,
     per_channel: bool = False,
     straight_through: bool = False,
+    clip: float = 10.0,
 ) -> CenterQuant:
     """Return one with SGD at epoch T."""
     opt = CenterQuant(
@@ -53,6 +56,7 @@ def optimizer(
         sharpness=sharpness,
         per_channel=per_channel,
         straight_through=straight_through,
+        clip=clip,
     )
     opt.t = T
     return opt
@@ -87,16 +91,38 @@ def test_one_step_is_lines_2_to_5(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 2])
-def test_the_centers_step_at_the_new_weights(bits: int) -> None:
-    """h sums the gradients at Q(x) of the weights of each center; then the pull to the medians."""
+@pytest.mark.parametrize("clip", [10.0, CLIP])
+def test_the_centers_step_at_the_new_weights(bits: int, clip: float) -> None:
+    """h sums the gradients at Q(x) of the weights of each center, and is cut; then the pull to the medians."""
     model = classifier()
-    opt = optimizer(model, bits)
+    opt = optimizer(model, bits, clip=clip)
     opt.step(loss_of(model))
     c, x, b = start(WEIGHT, 2**bits), model.weight.detach().numpy(), model.bias.detach().numpy()
     a = closest(x, c)
     by_q = gradients(c[a], b)[0]
     h = np.array([by_q[a == j].sum() for j in range(len(c))])
+    assert (np.abs(h) > CLIP).any()
+    h = np.clip(h, -clip, clip)
     np.testing.assert_allclose(opt.centers["weight"][0].numpy(), pulled(c - ETA2 * h, x, c), rtol=1e-12)
+
+
+@pytest.mark.parametrize("clip", [10.0, CLIP])
+def test_a_step_of_fine_tuning(clip: float) -> None:
+    """Centers along their cut gradient, each weight at its center, the bias along its own."""
+    model = classifier()
+    opt = optimizer(model, 1, clip=clip)
+    opt.harden(model)
+    opt.step(loss_of(model))
+    c = start(WEIGHT, 2)
+    a = closest(WEIGHT, c)
+    by_w, by_b = gradients(c[a], BIAS)
+    h = np.array([by_w[a == j].sum() for j in range(2)])
+    assert (np.abs(h) > CLIP).any()
+    c = c - ETA2 * np.clip(h, -clip, clip)
+    assert c[0] < c[1]
+    np.testing.assert_allclose(opt.centers["weight"][0].numpy(), c, rtol=1e-12)
+    np.testing.assert_allclose(model.weight.detach().numpy(), c[a], rtol=1e-12)
+    np.testing.assert_allclose(model.bias.detach().numpy(), BIAS - LR * by_b, rtol=1e-12)
 
 
 @pytest.mark.parametrize("bits", [1, 2])

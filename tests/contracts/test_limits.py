@@ -67,6 +67,23 @@ def test_fedavg_with_one_client_is_plain_sgd(momentum: float) -> None:
             torch.testing.assert_close(learned, value, rtol=1e-5, atol=1e-7)
 
 
+def test_fedavg_averages_what_its_clients_learn() -> None:
+    """One round of three clients: the mean of what each would have learned alone, statistics of BatchNorm included."""
+    members = [Client(f"c{i}", train=samples(i, 20), test=samples(9, 12), model=Net) for i in range(3)]
+
+    def learned(*chosen: Client) -> dict[str, torch.Tensor]:
+        federation = Federation(list(chosen), FedAvg(), seed=5)
+        found = federation.fit(epochs=1, local_steps=3, steps_per_epoch=3, batch_size=8, workers=0)
+        assert found.rounds == 1
+        model = found.models[chosen[0].name]
+        return {k: v for k, v in {**model.params, **model.buffers}.items() if v.is_floating_point()}
+
+    alone, together = [learned(member) for member in members], learned(*members)
+    for key, value in together.items():
+        expected = np.mean([each[key].numpy() for each in alone], axis=0)
+        np.testing.assert_allclose(value.numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("algorithm", [QuPeD, QuPeL, Local])
 def test_without_center_updates_the_centers_stay(algorithm: type[QuPeD] | type[QuPeL] | type[Local]) -> None:
     """Deployed values are those of the initial centers, through training and fine-tuning."""

@@ -9,9 +9,9 @@ from quped.data.batches import draw, stream
 DATA = TensorSamples(torch.arange(10.0), torch.arange(10))
 
 
-def drawn(round_: int, *, draws: int = 1, seed: int = 0) -> list[list[int]]:
+def drawn(round_: int, *, draws: int = 1, seed: int = 0, client: str = "a") -> list[list[int]]:
     """Return the labels of each batch of a round of 3 steps."""
-    steps = draw(DATA, seed=seed, client="a", round_=round_, steps=3, batch_size=4, draws=draws)
+    steps = draw(DATA, seed=seed, client=client, round_=round_, steps=3, batch_size=4, draws=draws)
     return [batch.labels.tolist() for step in steps for batch in step]
 
 
@@ -26,6 +26,7 @@ def test_rounds_can_be_drawn_in_any_order() -> None:
     assert drawn(3) == [drawn(r) for r in range(4)][3]
     assert drawn(3) != drawn(2)
     assert drawn(3) != drawn(3, seed=1)
+    assert drawn(3) != drawn(3, client="b")
 
 
 def test_draws_of_a_step_are_independent() -> None:

@@ -68,15 +68,16 @@ def test_augmented_image_is_a_flipped_and_shifted_one() -> None:
 
 
 def test_augmentation_comes_from_seed_client_and_round(make: Make) -> None:
-    """The same batches for the same key, in whichever process; others for another round."""
-    data = Subset(make(True), torch.arange(0, 40, 2))
+    """The same flips and shifts, here of one image again and again, for the same key; others for any other."""
+    data = Subset(make(True), torch.zeros(20, dtype=torch.long))
 
-    def drawn(round_: int) -> torch.Tensor:
-        batches = draw(data, seed=1, client="a", round_=round_, steps=2, batch_size=5, draws=1)
+    def drawn(seed: int, client: str, round_: int) -> torch.Tensor:
+        batches = draw(data, seed=seed, client=client, round_=round_, steps=2, batch_size=5, draws=1)
         return torch.cat([batch.inputs[0] for (batch,) in batches])
 
-    assert torch.equal(drawn(3), drawn(3))
-    assert not torch.equal(drawn(3), drawn(4))
+    assert torch.equal(drawn(1, "a", 3), drawn(1, "a", 3))
+    for key in ((2, "a", 3), (1, "b", 3), (1, "a", 4)):
+        assert not torch.equal(drawn(1, "a", 3), drawn(*key))
 
 
 def test_travels_as_a_reference(make: Make) -> None:

@@ -103,11 +103,19 @@ def test_iid_deals_evenly() -> None:
 
 
 def test_dirichlet_deals_everything() -> None:
-    """Small alpha concentrates classes, and no sample is lost."""
+    """No sample is lost; small alpha concentrates classes; test samples are shared out as training samples are."""
     train, test = map(labels, CIFAR10)
-    shares = by_dirichlet(train, test, 10, 0.3, generator(0, "partition"))
-    check_all_dealt([s.train for s in shares], 50_000)
-    check_all_dealt([s.test for s in shares], 10_000)
+    largest = {}
+    for alpha in (0.3, 1000.0):
+        shares = by_dirichlet(train, test, 10, alpha, generator(0, "partition"))
+        check_all_dealt([s.train for s in shares], 50_000)
+        check_all_dealt([s.test for s in shares], 10_000)
+        counts = np.array([np.bincount(train[s.train], minlength=10) for s in shares])
+        counts_test = np.array([np.bincount(test[s.test], minlength=10) for s in shares])
+        assert np.abs(counts / 5 - counts_test).max() <= 1
+        largest[alpha] = (counts.max(1) / counts.sum(1)).mean()
+    assert largest[0.3] > 0.3
+    assert largest[1000.0] < 0.12
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
 import warnings
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from quped.cli import main
 from quped.cli.run import notes
+from quped.errors import InterruptedRunError
 
 FILE = """
 description = "four devices"
@@ -276,6 +278,20 @@ def test_other_runs_below_are_left_alone(experiment: Path, tmp_path: Path) -> No
     assert files() == before
     assert quped(*arguments, "--out", "runs", "--seed", "2", "--overwrite", cwd=tmp_path).returncode == 0
     assert files() == before
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C: where the record is, and the exit code of the signal."""
+
+    def interrupted(*_: object) -> None:
+        raise InterruptedRunError(6, signal.SIGINT)
+
+    monkeypatch.setattr("quped.federation.run", interrupted)
+    done = quped("run", experiment, "--out", "out", cwd=tmp_path)
+    assert done.returncode == 130
+    assert "Stopped by SIGINT after round 7, with a checkpoint. Go on with:\n  quped run --resume out" in done.stderr
 
 
 def test_notes_are_shown_when_they_come() -> None:

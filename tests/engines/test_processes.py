@@ -1,8 +1,10 @@
 """The process engine computes what the inline engine computes, and survives its workers."""
 
+import multiprocessing
 import os
 import shutil
 import signal
+import time
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -158,6 +160,35 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert children() == []
 
 
+def test_workers_end_with_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is killed, and they alone are left."""
+    monkeypatch.setattr("quped.engines.processes.ORPHAN_CHECK_SECONDS", 0.1)
+
+    def die(_: Progress) -> None:
+        (tmp_path / "workers").write_text(" ".join(map(str, children())))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    program = multiprocessing.get_context("fork").Process(
+        target=lambda: Federation(clients(QuPeD(), 3), QuPeD(), Net).fit(workers=2, progress=die)
+    )
+    program.start()
+    program.join(60)
+    workers = [int(word) for word in (tmp_path / "workers").read_text().split()]
+    assert len(workers) == 2
+    limit = time.monotonic() + 20
+    while any(map(alive, workers)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
+
+
+def alive(process: int) -> bool:
+    """Say whether a process is there, and not only its exit code."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def children() -> list[int]:
     """Return the living child processes of this one."""
     found = []
@@ -174,5 +205,8 @@ def children() -> list[int]:
 def test_the_number_of_workers() -> None:
     """By default all usable cores; a negative number is refused."""
     assert usable_cores() >= 1
+    seen: list[int] = []
+    Federation(clients(QuPeD(), 5), QuPeD(), Net).fit(epochs=1, progress=lambda _: seen.append(len(children())))
+    assert set(seen) == {min(5, usable_cores())}
     with pytest.raises(QupedError, match="number of workers must be at least 0, got -1"):
         fit(QuPeD(), clients(QuPeD(), 2), workers=-1)

@@ -136,12 +136,12 @@ def with_dropout() -> nn.Module:
 
 def test_dropout_differs_between_clients_and_not_between_runs() -> None:
     """Clients with the same data drop different units; a seed gives the same ones again."""
-    members = [Client(f"c{i}", samples(0, 8), samples(1, 12), with_dropout) for i in range(3)]
+    members = [Client(f"c{i}", samples(0, 8), samples(1, 12), with_dropout) for i in range(2)]  # both in every round
     algorithm = algorithms()["local"]()
     first, second = (fit(algorithm, members, "cpu", with_dropout) for _ in range(2))
     assert_close(first, second)
-    weights = [first.models[name].params["0.weight"] for name in ("c0", "c1", "c2")]
-    assert not torch.allclose(weights[0], weights[1], atol=1e-3)
+    one, other = (first.models[name].params["0.weight"] for name in ("c0", "c1"))
+    assert not torch.allclose(one, other, atol=1e-3)
 
 
 def test_interrupted_runs_go_on(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from quped.errors import NetworkError, QupedError
 from quped.models import CNN, FunctionalNetwork, ResNet, TextClassifier, cnn1, cnn2, mlp, quantizable, resnet
+from quped.models.resnet import Block
 from quped.typing import Model
 
 SHAPES = [(3, 32, 32), (1, 28, 28), (1, 8, 8)]
@@ -66,6 +67,33 @@ def test_resnets(depth: int, parameters: int) -> None:
     assert "linear.weight" not in names
     assert len(names) == depth - 2
     assert all("bn" not in name for name in names)
+
+
+def test_a_residual_block_adds_its_input() -> None:
+    """Where its own part is 0: every second pixel, with channels of zeros before and behind, after ReLU."""
+    block = Block(4, 8, stride=2)
+    nn.init.zeros_(block.bn2.weight)
+    images = torch.randn(2, 4, 6, 6)
+    expected = torch.zeros(2, 8, 3, 3)
+    expected[:, 2:6] = images[:, :, ::2, ::2].clamp_min(0)
+    torch.testing.assert_close(block(images), expected)
+
+
+def test_initial_weights_are_spread_as_told() -> None:
+    """ResNets: variance 2 / fan-in (He et al., 2015); the embedding: evenly in [-0.5, 0.5]."""
+    torch.manual_seed(0)
+    network = ResNet(2, classes=200)
+    for weight in (network.get_parameter("layer3.1.conv1.weight").detach(), network.linear.weight.detach()):
+        assert float(weight.var() * weight[0].numel()) == pytest.approx(2, rel=0.05)
+    embedding = TextClassifier(vocabulary=1000, classes=4).embedding.weight.detach()
+    assert float(embedding.abs().max()) == pytest.approx(0.5, abs=1e-3)
+    assert float(embedding.var()) == pytest.approx(1 / 12, rel=0.02)
+
+
+def test_the_third_convolution_of_cnn2_is_rectified() -> None:
+    """As every layer but the last."""
+    features = cnn2((1, 28, 28), 10).features(torch.randn(5, 1, 28, 28))
+    assert float(features.detach().min()) == 0
 
 
 def test_resnet_parameter_names_are_those_of_cifar_checkpoints() -> None:
