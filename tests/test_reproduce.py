@@ -21,7 +21,7 @@ from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
 from quped.report.comparison import Line, document, lines, markdown, provenance
-from quped.report.curves import apart, look
+from quped.report.curves import apart, longest, look
 
 TABLE_COUNT = 10
 
@@ -213,15 +213,19 @@ def test_a_table_from_start_to_finish(small: table.Table) -> None:
 
 
 def test_shortened_runs_are_marked_everywhere(small: table.Table) -> None:
-    """In the file, in the table, in Markdown; and a full run takes their place when it is there."""
+    """In the file, in the table, in Markdown, at every length; and a full run takes their place when it is there."""
     out = Path("results")
     (short,) = small.cells(["fedavg"], None, 1, 2)
     result = run_cell(short, out, workers=0)
     assert result is not None
     assert (result["shortened"], result["epochs"], result["full_epochs"]) == (True, 2, 4)
     assert "FedAvg [2 of 4 epochs]" in markdown(small, out)
-    (line,) = lines(small, small.columns[0], out)
-    assert line.std is None
+    (shorter,) = small.cells(["fedavg"], None, 1, 1)
+    run_cell(shorter, out, workers=0)
+    found = lines(small, small.columns[0], out)
+    assert [line.title for line in found] == ["FedAvg [2 of 4 epochs]", "FedAvg [1 of 4 epochs]"]
+    assert found[0].std is None
+    assert longest(found) == found[:1]
     (full,) = small.cells(["fedavg"], None, 1)
     run_cell(full, out, workers=0)
     assert "epochs]" not in markdown(small, out)

@@ -80,7 +80,7 @@ def shown(mean: float, std: float | None) -> str:
 def lines(table: Table, column: Column, folder: Path, epochs: int | None = None) -> list[Line]:
     """Return the methods of a column that were run.
 
-    With `epochs`, those runs; otherwise full ones, and where there are none, the longest.
+    With `epochs`, those runs; otherwise full ones, and where there are none, those of every length, the longest first.
     """
     found = []
     for method in table.methods:
@@ -96,6 +96,7 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None = None)
                 width = min(widths)
                 bits = "mixed" if len(widths) > 1 else "FP" if width == FULL_PRECISION else str(width)
                 found.append(Line(method, bits, results, FIGURES[table.name][column.name].get(method)))
+            if results and n is None:
                 break
     return found
 

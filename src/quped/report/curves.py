@@ -43,7 +43,7 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    fields = [(column, found) for column in table.columns if (found := lines(table, column, folder, epochs))]
+    fields = [(column, found) for column in table.columns if (found := longest(lines(table, column, folder, epochs)))]
     if not fields:
         return False
     across = min(2, len(fields))
@@ -56,6 +56,11 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
     figure.suptitle(table.title)
     write(figure, file)
     return True
+
+
+def longest(found: Sequence[Line]) -> list[Line]:
+    """Return one line for each method: of runs of several lengths the longest, which comes first."""
+    return list({line.method: line for line in reversed(found)}.values())
 
 
 def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
