@@ -28,7 +28,7 @@ ALLOWED = {
     "federation": {"algorithms", "data", "engines", "evaluate", "fit", "models", "quant", "runs"},
     "experiments": {"algorithms", "centralized", "data", "federation", "fit", "models", "quant", "runs"},
     "bench": {"algorithms", "data", "engines", "models"},
-    "report": {"algorithms", "experiments"},
+    "report": {"algorithms", "experiments", "runs"},
     "cli": {"algorithms", "bench", "cache", "centralized", "data", "experiments", "fit", "report", "runs"},
 }
 ONLY_IN: dict[str, set[str]] = {

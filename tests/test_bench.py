@@ -1,6 +1,5 @@
 """The benchmark measures, and its numbers fit together."""
 
-import pytest
 import torch
 
 from quped.bench import Load, measure, plain_cnn1, plain_round, sgemm_peak, step_flops
@@ -15,13 +14,20 @@ def test_the_numbers_fit_together() -> None:
     rates = numbers["rates"]
     assert set(rates) == {"plain_1thread", "plain_2threads", "inline", "processes", "processes_quped_2bit"}
     assert all(rate > 0 for rate in rates.values())
-    assert numbers["ratio_vs_plain_1thread"] == pytest.approx(rates["processes"] / rates["plain_1thread"], rel=0.01)
-    assert numbers["ratio_vs_plain_2threads"] == pytest.approx(rates["processes"] / rates["plain_2threads"], rel=0.01)
-    assert numbers["quped_over_fedavg"] == pytest.approx(rates["processes"] / rates["processes_quped_2bit"], rel=0.01)
+    for ratio, other in (
+        ("ratio_vs_plain_1thread", "plain_1thread"),
+        ("ratio_vs_plain_2threads", "plain_2threads"),
+        ("quped_over_fedavg", "processes_quped_2bit"),
+    ):
+        # Rates are rounded to a tenth, which counts where the machine is busy and they are small.
+        least = (rates["processes"] - 0.05) / (rates[other] + 0.05) - 0.001
+        most = (rates["processes"] + 0.05) / max(rates[other] - 0.05, 1e-9) + 0.001
+        assert least <= numbers[ratio] <= most
     assert 0 < numbers["fraction_of_peak"] < 1
     assert 0 < numbers["evaluation_share"] < 1
-    hours = 500_000 / rates["processes"] / 3600
-    assert numbers["hours_for_a_paper_run"]["fedavg"] == pytest.approx(hours, rel=0.01, abs=0.01)
+    hours = numbers["hours_for_a_paper_run"]["fedavg"]
+    assert 500_000 / (rates["processes"] + 0.05) / 3600 - 0.01 <= hours
+    assert hours <= 500_000 / (rates["processes"] - 0.05) / 3600 + 0.01
 
 
 def test_the_plain_loop_leaves_the_number_of_threads() -> None:
