@@ -181,25 +181,24 @@ def test_workers_end_with_the_program(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not any(map(alive, workers))
 
 
-def alive(process: int) -> bool:
-    """Say whether a process is there, and not only its exit code."""
+def parent(process: int) -> int | None:
+    """Return the parent of a living process; None if it has ended, though its exit code may still be there."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        state, parent, *_ = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return None
+    return None if state == "Z" else int(parent)
+
+
+def alive(process: int) -> bool:
+    """Say whether a process has not ended."""
+    return parent(process) is not None
 
 
 def children() -> list[int]:
     """Return the living child processes of this one."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended while we looked
-        if int(fields[1]) == os.getpid() and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+    everyone = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [process for process in everyone if parent(process) == os.getpid()]
 
 
 def test_the_number_of_workers() -> None:

@@ -96,8 +96,8 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None = None)
                 width = min(widths)
                 bits = "mixed" if len(widths) > 1 else "FP" if width == FULL_PRECISION else str(width)
                 found.append(Line(method, bits, results, FIGURES[table.name][column.name].get(method)))
-            if results and n is None:
-                break
+                if n is None:
+                    break
     return found
 
 
