@@ -301,6 +301,20 @@ def test_a_run_of_another_process_is_left_to_it(small: table.Table, tmp_path: Pa
     assert run_cell(cell, tmp_path, workers=0) == first  # not computed again: seconds are equal, too
 
 
+def test_what_an_older_table_left_unfinished_is_not_begun(small: table.Table, tmp_path: Path) -> None:
+    """It will not be gone on with, so the status does not count it."""
+    (cell,) = small.cells(["fedavg"], None, 1)
+    other = Cell(small, small.columns[0].model_copy(update={"lr": {"fedavg": 0.3}}), "fedavg", 0)
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(other, tmp_path, workers=0, progress=stop)
+    assert status([other], tmp_path).begun == 1
+    assert status([cell], tmp_path).begun == 0
+
+
 def test_a_table_says_where_its_numbers_come_from() -> None:
     """Runs, time, days, data, and the weights that networks began with: all, where they are not the same."""
     first = {"date": "2026-01-02", "versions": {"torch": "2"}, "seconds": 5400, "samples": 2000, "weights": "a" * 64}

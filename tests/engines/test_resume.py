@@ -145,14 +145,28 @@ def test_a_signal_stops_after_the_round_with_a_checkpoint(tmp_path: Path, number
     assert signal.getsignal(number) is before
 
 
+def interrupt(times: int, seen: list[int | None]) -> None:
+    """Raise SIGINT so often in a block that holds it back; keep what the block was told after each."""
+    with stop_signals() as stop:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+            seen.append(stop())
+
+
 def test_the_second_interrupt_is_obeyed_at_once() -> None:
     """The first is noted; who presses Ctrl-C again does not want to wait for the round."""
-    with stop_signals() as stop:
-        assert stop() is None
-        signal.raise_signal(signal.SIGINT)
-        assert stop() == signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+    seen: list[int | None] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(2, seen)
+    assert seen == [signal.SIGINT]
+
+
+def test_a_signal_after_the_last_round_is_not_forgotten() -> None:
+    """It comes again when the block is over, or a list of runs would go on with the next one."""
+    seen: list[int | None] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(1, seen)
+    assert seen == [signal.SIGINT]
 
 
 def test_in_another_thread_a_run_has_checkpoints_too(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def load(
 def stop_signals() -> Iterator[Callable[[], int | None]]:
     """Hold back SIGINT and SIGTERM within the block; yield what tells the first one that came, if any.
 
-    A second SIGINT interrupts at once. Only the main thread can do so; in others nothing is held back.
+    A second SIGINT interrupts at once. One that the block did not end for comes again after it, to whoever handles it
+    there. Only the main thread can do so; in others nothing is held back.
     """
     came: list[int] = []
 
@@ -83,3 +84,5 @@ def stop_signals() -> Iterator[Callable[[], int | None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])

@@ -60,9 +60,7 @@ def run_cell(
     config = cell.config
     recipe = None if cell.recipe is None else started(cell.recipe, warm_start)
     weights = None if recipe is None else checksum(recipe)
-    key = hashlib.sha256(json.dumps([config, weights]).encode()).hexdigest()[:8]
-    # Of this configuration alone: after a change of the table, an old checkpoint is not gone on with.
-    scratch = folder / unfinished(cell, key)
+    scratch = folder / unfinished(cell, weights or "")
     lock = scratch.with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -89,9 +87,13 @@ def run_cell(
         return None
 
 
-def unfinished(cell: Cell, key: str) -> str:
-    """Return the folder of a run that is not done yet; `key` tells its configuration, "*" stands for any."""
-    return f"{cell.path.with_suffix('')}.{key}.partial"
+def unfinished(cell: Cell, weights: str) -> str:
+    """Return the folder of a run that is not done yet and begins with weights of this checksum; "*" stands for any.
+
+    It is of this configuration alone: after a change of the table, an old checkpoint is not gone on with.
+    """
+    key = hashlib.sha256(json.dumps(cell.config).encode()).hexdigest()[:8]
+    return f"{cell.path.with_suffix('')}.{key}{weights[:8]}.partial"
 
 
 def run_federation(cell: Cell, scratch: Path, workers: int | None, tell: Callable[[Progress], None]) -> Result:
@@ -162,18 +164,15 @@ def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) 
     With `warm_start`, runs that began with other weights than those in that folder are missing.
     """
 
-    def result_of(cell: Cell) -> Result | None:
-        result = stored(cell, folder)
-        if result is None or cell.recipe is None or warm_start is None:
-            return result
-        return result if result["weights"] == checksum(started(cell.recipe, warm_start)) else None
+    def weights(cell: Cell) -> str | None:
+        return None if cell.recipe is None or warm_start is None else checksum(started(cell.recipe, warm_start))
 
-    results = [(cell, result_of(cell)) for cell in cells]
+    results = [(cell, stored(cell, folder, weights(cell))) for cell in cells]
     done = [(work(cell), float(result["seconds"])) for cell, result in results if result is not None]
     steps, seconds = sum(steps for steps, _ in done), sum(seconds for steps, seconds in done if steps)
     rate = steps / seconds if steps else GUESSED_RATE
     missing = [cell for cell, result in results if result is None]
-    begun = sum(any(folder.glob(unfinished(cell, "*"))) for cell in missing)
+    begun = sum(any(folder.glob(unfinished(cell, weights(cell) or "*"))) for cell in missing)
     return Status(len(done), begun, missing, sum(work(cell) for cell in missing) / rate)
 
 
