@@ -206,7 +206,11 @@ def setting(seed: int, bits: int, lam: float) -> Setting:
 def descend(given: Setting, count: int, center_prox: CenterProx, c: Array | None = None) -> Run:
     """Take `count` steps of the package's algorithm on the whole data set, from its own centers or from `c`."""
     quantization = Quantization(
-        eta2=given.sizes.eta2, lam={given.bits: Linear(given.lam)}, sharpness=SHARPNESS, center_prox=center_prox
+        eta2=given.sizes.eta2,
+        lam={given.bits: Linear(given.lam)},
+        border="middle",
+        sharpness=SHARPNESS,
+        center_prox=center_prox,
     )
     algorithm = Local(quantization)
     initial = Model({"w": torch.from_numpy(given.w)}, {})

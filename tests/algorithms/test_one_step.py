@@ -75,8 +75,8 @@ def learner(x: Array, c: Array | None) -> Learner:
 
 
 def hyper(eta2: float = ETA2, sharpness: float = math.inf, clip: float = 10.0) -> Quantization:
-    """Return hyperparameters with lambda(t) = 0.02 t."""
-    return Quantization(eta2=eta2, lam={1: Linear(LAMBDA_RATE)}, sharpness=sharpness, clip=clip)
+    """Return hyperparameters with lambda(t) = 0.02 t, and weights that belong to the nearest center."""
+    return Quantization(eta2=eta2, lam={1: Linear(LAMBDA_RATE)}, sharpness=sharpness, clip=clip, border="middle")
 
 
 CLIP = 0.05
@@ -150,6 +150,45 @@ def test_quped_step_by_hand() -> None:
     np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
     np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
     np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+
+
+FAR, BETWEEN = np.array([-0.1, 1.5]), np.array([0.5, -0.4])
+"""Centers and weights of which the first is nearer to the center of the other sign."""
+
+
+@pytest.mark.parametrize("straight_through", [False, True])
+def test_with_the_border_at_zero_weights_belong_to_the_center_of_their_sign(straight_through: bool) -> None:
+    """In both steps of Algorithm 1, in what w learns from, in what is deployed, and when weights are hardened."""
+    quantization = replace(hyper(), border="zero", straight_through=straight_through)
+    algorithm, t = QuPeD(lambda_p=LAMBDA_P, quantization=quantization), task(BETWEEN, W, bits=1)
+    start = learner(BETWEEN, FAR)
+    assert list(nearest(BETWEEN, FAR)) == [0, 0]
+    np.testing.assert_array_equal(v(algorithm.deploy(t, Global(model(W)), start).params), FAR[::-1])
+    hardened = algorithm.start(t, Global(model(W)), start, clock(phase=Phase.FINETUNE)).learner
+    np.testing.assert_array_equal(v(hardened.x.params), FAR[::-1])
+    work, _ = algorithm.step(t, algorithm.start(t, Global(model(W)), start, clock()), (batch(),), clock())
+
+    own = FAR[::-1]  # the first weight has the upper center, the second the lower one
+    at_own = mixed(own, W)
+    y = BETWEEN - LR * mixed(BETWEEN, W)
+    if straight_through:
+        y = BETWEEN - LR / 2 * (mixed(BETWEEN, W) + at_own)
+    x = own + np.sign(y - own) * np.maximum(np.abs(y - own) - LAM * LR / 2, 0)
+    assert x[0] > 0 > x[1]
+    c = FAR - ETA2 * at_own[::-1] + LAM * ETA2 / 2 * np.sign(x - own)[::-1]
+    w = W - LR * LAMBDA_P * (kd_gradient_teacher(W, x) + kd_gradient_teacher(W, c[::-1]))
+    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+
+
+def test_hardened_weights_stay_with_centers_that_leave_their_sign() -> None:
+    """In fine-tuning a center may pass 0: the border goes back to the middle, and no weight changes its center."""
+    algorithm, t = Local(replace(hyper(), border="zero")), task(BETWEEN, W, bits=1)
+    centers = np.array([0.1, 1.5])
+    on = learner(centers[::-1].copy(), centers)
+    work = algorithm.start(t, algorithm.init_shared(t), on, clock(phase=Phase.FINETUNE))
+    np.testing.assert_array_equal(v(work.x.params), centers[::-1])
 
 
 def test_quped_full_precision_step_by_hand() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 from torch import Tensor
 
-from quped.quant import by_centers, distance, hard, nearest, objective, place, quantize, soft
+from quped.quant import Border, assign, by_centers, distance, hard, nearest, objective, place, quantize, soft
 
 SIZES = [2, 3, 4, 8, 16, 256]
 
@@ -60,15 +60,44 @@ def test_nearest_takes_the_lower_center_on_every_tie(problem: tuple[Array, Array
     np.testing.assert_array_equal(nearest(tensor(x), tensor(centers)).numpy(), reference.nearest(x, centers))
 
 
+@pytest.mark.parametrize("border", ["middle", "zero"])
 @repeatable
 @given(exact_problems())
-def test_a_weight_on_a_center_stays_with_it(problem: tuple[Array, Array]) -> None:
+def test_a_weight_on_a_center_stays_with_it(border: Border, problem: tuple[Array, Array]) -> None:
     """The centers themselves are assigned to 0, 1, .. m - 1, and quantizing twice changes nothing."""
     x, centers = problem
     groups, m = centers.shape
-    assert nearest(tensor(centers), tensor(centers)).tolist() == [list(range(m))] * groups
-    once = hard(tensor(x), tensor(centers))
-    assert torch.equal(hard(once, tensor(centers)), once)
+    assert assign(tensor(centers), tensor(centers), border).tolist() == [list(range(m))] * groups
+    once = hard(tensor(x), tensor(centers), border)
+    assert torch.equal(hard(once, tensor(centers), border), once)
+
+
+@repeatable
+@given(exact_problems())
+def test_the_border_at_zero(problem: tuple[Array, Array]) -> None:
+    """Of two centers of different sign the upper one has the weights above 0; all others have the nearest weights."""
+    x, centers = problem
+    expected = reference.nearest(x, centers)
+    if centers.shape[1] == 2:
+        for g, (low, high) in enumerate(centers):
+            if low < 0 < high:
+                expected[g] = reference.grouped(x, centers)[g] > 0
+    np.testing.assert_array_equal(assign(tensor(x), tensor(centers), "zero").numpy(), expected)
+    np.testing.assert_array_equal(assign(tensor(x), tensor(centers)).numpy(), reference.nearest(x, centers))
+
+
+def test_the_border_at_zero_by_hand() -> None:
+    """-0.1 and 0.9 have their middle at 0.4; 0.1 and 0.9 are both positive, and keep theirs at 0.5; so do three."""
+    x = torch.tensor([[-0.2, 0.0, 0.01, 0.45]] * 2, dtype=torch.float64)
+    centers = torch.tensor([[-0.1, 0.9], [0.1, 0.9]], dtype=torch.float64)
+    assert assign(x, centers, "zero").tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]
+    assert assign(x, centers).tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
+    three = torch.tensor([[-0.1, 0.9, 1.0]], dtype=torch.float64)
+    assert assign(x[:1], three, "zero").tolist() == [[0, 0, 0, 1]]
+    # The soft quantizer has the same borders: there it is the mean of the two, and it approaches the hard one.
+    assert soft(x, centers, 7.0, "zero")[0, 1].item() == pytest.approx(0.4, rel=1e-15)
+    assert quantize(x, centers, 1e4, "zero")[0, [0, 2, 3]].tolist() == pytest.approx([-0.1, 0.9, 0.9], abs=1e-12)
+    assert quantize(x, centers, border="zero")[0].tolist() == [-0.1, -0.1, 0.9, 0.9]
 
 
 @repeatable

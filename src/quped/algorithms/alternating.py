@@ -13,10 +13,11 @@ from quped import tree
 from quped.algorithms.base import FULL_PRECISION, Task, gradient
 from quped.algorithms.quantization import Quantization
 from quped.quant import (
+    Border,
+    assign,
     by_centers,
     descend_centers,
     initial_centers,
-    nearest,
     place,
     prox_centers,
     prox_centers_exact,
@@ -67,21 +68,21 @@ def begin(task: Task) -> Learner:
     return Learner(x, c, x.buffers if c else {}, task.sgd.init(x.params))
 
 
-def resume(learner: Learner, clock: Clock) -> Learner:
+def resume(learner: Learner, clock: Clock, border: Border) -> Learner:
     """Enter a round. In the fine-tuning phase weights are put on their centers, which does nothing the second time."""
     if clock.phase is Phase.TRAIN:
         return learner
-    return learner._replace(x=Model(quantized(learner.x.params, learner.c), learner.x.buffers))
+    return learner._replace(x=Model(quantized(learner.x.params, learner.c, border), learner.x.buffers))
 
 
-def quantized(params: Params, c: Params, sharpness: float = math.inf) -> Params:
+def quantized(params: Params, c: Params, border: Border, sharpness: float = math.inf) -> Params:
     """Q~_c(x): parameters with centers are quantized, the others stay."""
-    return params | {k: quantize(params[k], centers, sharpness) for k, centers in c.items()}
+    return params | {k: quantize(params[k], centers, sharpness, border) for k, centers in c.items()}
 
 
-def assignment(params: Params, c: Params) -> Params:
+def assignment(params: Params, c: Params, border: Border) -> Params:
     """Return which center each quantized weight belongs to."""
-    return {k: nearest(params[k], centers) for k, centers in c.items()}
+    return {k: assign(params[k], centers, border) for k, centers in c.items()}
 
 
 def placed(params: Params, c: Params, assigned: Params) -> Params:
@@ -89,11 +90,11 @@ def placed(params: Params, c: Params, assigned: Params) -> Params:
     return params | {k: place(c[k], a, params[k].shape) for k, a in assigned.items()}
 
 
-def deployed(learner: Learner) -> Model:
+def deployed(learner: Learner, border: Border) -> Model:
     """Q_c(x) with its own buffers; x itself at 32 bits."""
     if not learner.c:
         return learner.x
-    return Model(quantized(learner.x.params, learner.c), learner.q_buffers)
+    return Model(quantized(learner.x.params, learner.c, border), learner.q_buffers)
 
 
 def step(problem: Problem, learner: Learner, penalty: Params | None = None) -> tuple[Learner, Tensor]:
@@ -121,12 +122,12 @@ def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> 
 
     With P = infinity the second term's gradient is taken as 0, for all of x, as in the paper's appendix.
     """
-    x, c = learner.x, learner.c
+    x, c, hyper = learner.x, learner.c, problem.hyper
 
     def f(params: Params) -> tuple[Tensor, Params]:
         value, buffers = problem.run(params, x.buffers)
-        if c and problem.hyper.sharpness < math.inf:
-            value = value + problem.run(quantized(params, c, problem.hyper.sharpness), learner.q_buffers)[0]
+        if c and hyper.sharpness < math.inf:
+            value = value + problem.run(quantized(params, c, hyper.border, hyper.sharpness), learner.q_buffers)[0]
         return value, buffers
 
     grads, value, buffers = gradient(f, x.params)
@@ -150,7 +151,7 @@ def half_steps(problem: Problem, learner: Learner, penalty: Params | None) -> tu
     half = problem._replace(clock=problem.clock._replace(lr=problem.clock.lr / 2))
     learner, value = step_weights(half, learner, penalty)
     x, c = learner.x.params, learner.c
-    assigned = assignment(x, c)
+    assigned = assignment(x, c, problem.hyper.border)
     q = placed(x, c, assigned)
     grads, _, buffers = gradient(lambda params: problem.run(params, learner.q_buffers), q)
     h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
@@ -160,7 +161,7 @@ def half_steps(problem: Problem, learner: Learner, penalty: Params | None) -> tu
 def pull_weights(problem: Problem, learner: Learner, lam: float) -> tuple[Learner, Params]:
     """x^{t+1} = prox_{eta_1 lambda R(., c)}(y); line 3. Return it and the assignment, which it does not change."""
     x, c = learner.x, learner.c
-    assigned = assignment(x.params, c)
+    assigned = assignment(x.params, c, problem.hyper.border)
     moved = {k: prox_weights(x.params[k], c[k], lam * problem.clock.lr, assigned[k]) for k in c}
     return learner._replace(x=x._replace(params=x.params | moved)), assigned
 
@@ -170,7 +171,9 @@ def center_gradient(problem: Problem, learner: Learner, assigned: Params) -> tup
     x, c, hyper = learner.x.params, learner.c, problem.hyper
 
     def at(centers: Params) -> Params:
-        return placed(x, centers, assigned) if hyper.sharpness == math.inf else quantized(x, centers, hyper.sharpness)
+        if hyper.sharpness == math.inf:
+            return placed(x, centers, assigned)
+        return quantized(x, centers, hyper.border, hyper.sharpness)
 
     h: Params = {}
     buffers = learner.q_buffers
@@ -198,7 +201,7 @@ def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tupl
     R is 0 here and its prox the identity.
     """
     x, c = learner.x.params, learner.c
-    assigned = assignment(x, c)
+    assigned = assignment(x, c, problem.hyper.border)
     free = {k: v for k, v in x.items() if k not in c}
 
     def f(variables: Params) -> tuple[Tensor, Params]:
@@ -226,5 +229,5 @@ def student_logits(problem: Problem, learner: Learner) -> list[Tensor]:
         return [exact]
     if problem.clock.phase is Phase.FINETUNE:  # x sits on its centers: Q_c(x) = x
         return [exact, exact]
-    soft = quantized(learner.x.params, learner.c, problem.hyper.sharpness)
+    soft = quantized(learner.x.params, learner.c, problem.hyper.border, problem.hyper.sharpness)
     return [exact, problem.logits(soft, learner.q_buffers)[0]]

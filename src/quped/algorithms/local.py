@@ -33,7 +33,7 @@ class Local:
 
     def start(self, task: Task, shared: Empty, personal: Learner, clock: Clock) -> Learner:
         """Go on from the last round."""
-        return alternating.resume(personal, clock)
+        return alternating.resume(personal, clock, self.quantization.border)
 
     def step(self, task: Task, work: Learner, batches: tuple[Batch, ...], clock: Clock) -> tuple[Learner, Metrics]:
         """Take one step of Algorithm 1 with f the cross-entropy."""
@@ -52,4 +52,4 @@ class Local:
 
     def deploy(self, task: Task, shared: Empty, personal: Learner) -> Model:
         """Q_c(x)."""
-        return alternating.deployed(personal)
+        return alternating.deployed(personal, self.quantization.border)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from quped.errors import check
-from quped.quant import PAPER, Linear
+from quped.quant import PAPER, Border, Linear
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,9 @@ class Quantization:
     """How large an entry of h, the gradient by a center, may be; larger ones are cut. That of the authors' code."""
     lam: Mapping[int, Linear] = field(default_factory=lambda: dict(PAPER))
     """lambda(t) by bit-width; a width that is not listed takes the next lower one."""
+    border: Border = "zero"
+    """Where the border between the two centers of 1 bit lies: at "zero", as in the authors' code, where each keeps the
+    weights of its sign; or in the "middle", as in the paper, where a center that is thrown far takes the other's."""
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
     straight_through: bool = False
@@ -35,6 +38,7 @@ class Quantization:
         check(0 <= self.eta2 < math.inf, "eta2", "at least 0 and finite", self.eta2)
         check(self.clip > 0, "clip", "above 0", self.clip)
         check(self.sharpness > 0, "sharpness P", "above 0", self.sharpness)
+        check(self.border in ("zero", "middle"), "border", "'zero' or 'middle'", self.border)
         finite = self.sharpness < math.inf
         check(not (finite and self.straight_through), "sharpness P", "infinite with straight_through", self.sharpness)
         check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)

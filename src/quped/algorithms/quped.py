@@ -62,7 +62,8 @@ class QuPeD:
 
     def start(self, task: Task, shared: Global, personal: Learner, clock: Clock) -> Work:
         """w_i = w (line 6); x_i and c_i go on."""
-        return Work(alternating.resume(personal, clock), shared.w, task.sgd.init(shared.w.params))
+        learner = alternating.resume(personal, clock, self.quantization.border)
+        return Work(learner, shared.w, task.sgd.init(shared.w.params))
 
     def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
         """Lines 9 to 13. The forward pass of w_i serves as teacher of x_i and for its own update."""
@@ -98,4 +99,4 @@ class QuPeD:
 
     def deploy(self, task: Task, shared: Global, personal: Learner) -> Model:
         """Q_ci(x_i) (line 19)."""
-        return alternating.deployed(personal)
+        return alternating.deployed(personal, self.quantization.border)

@@ -62,7 +62,7 @@ class QuPeL:
 
     def start(self, task: Task, shared: Shared, personal: Learner, clock: Clock) -> Work:
         """w_i = w; x_i and c_i go on."""
-        return Work(alternating.resume(personal, clock), shared.w)
+        return Work(alternating.resume(personal, clock, self.quantization.border), shared.w)
 
     def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
         """Take one step of Algorithm 1 with the penalty, then one of w_i."""
@@ -85,4 +85,4 @@ class QuPeL:
 
     def deploy(self, task: Task, shared: Shared, personal: Learner) -> Model:
         """Q_ci(x_i)."""
-        return alternating.deployed(personal)
+        return alternating.deployed(personal, self.quantization.border)

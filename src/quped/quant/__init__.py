@@ -2,13 +2,15 @@
 
 from quped.quant.centers import Start, initial_centers
 from quped.quant.prox import descend_centers, prox_centers, prox_centers_exact, prox_weights
-from quped.quant.quantizer import by_centers, distance, hard, nearest, objective, place, quantize, soft
+from quped.quant.quantizer import Border, assign, by_centers, distance, hard, nearest, objective, place, quantize, soft
 from quped.quant.schedules import PAPER, Linear, schedule_for
 
 __all__ = [
     "PAPER",
+    "Border",
     "Linear",
     "Start",
+    "assign",
     "by_centers",
     "descend_centers",
     "distance",

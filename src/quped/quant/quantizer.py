@@ -6,11 +6,15 @@ one group for per-layer centers, one per output channel for per-channel centers.
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quped.native import codebook
+
+Border = Literal["middle", "zero"]
+"""Where the border between two centers lies: half-way, or at 0."""
 
 
 def grouped(x: Tensor, centers: Tensor) -> Tensor:
@@ -24,11 +28,25 @@ def midpoints(centers: Tensor) -> Tensor:
 
 
 def nearest(x: Tensor, centers: Tensor) -> Tensor:
-    """Return, as `[groups, n]`, the index of the center nearest to each weight; the lower one of two equally near.
-
-    Quantizers, proximal maps and export all ask here which center a weight belongs to.
-    """
+    """Return, as `[groups, n]`, the index of the center nearest to each weight; the lower one of two equally near."""
     return codebook.nearest(grouped(x, centers).detach(), centers.detach())
+
+
+def assign(x: Tensor, centers: Tensor, border: Border = "middle") -> Tensor:
+    """Return, as `[groups, n]`, the index of the center that each weight belongs to: the nearest one.
+
+    With the border at zero, a negative and a positive center have the negative and the positive weights, wherever
+    they are; other pairs, and more than two centers, have those nearest to them.
+    """
+    return nearest(x, bordered(centers, border))
+
+
+def bordered(centers: Tensor, border: Border) -> Tensor:
+    """Return centers with the wanted borders in their middles."""
+    if border == "middle" or centers.shape[1] != 2:
+        return centers
+    apart = (centers[:, :1] < 0) & (centers[:, 1:] > 0)
+    return torch.where(apart, centers.sign(), centers)
 
 
 def place(centers: Tensor, assignment: Tensor, shape: torch.Size) -> Tensor:
@@ -45,21 +63,22 @@ def by_centers(by_weights: Tensor, centers: Tensor, assignment: Tensor) -> Tenso
     return codebook.collect(grouped(by_weights, centers), assignment, centers.shape[1])
 
 
-def hard(x: Tensor, centers: Tensor) -> Tensor:
-    """Q_c(x): every weight becomes its nearest center. The gradient by x is 0."""
-    return place(centers, nearest(x, centers), x.shape)
+def hard(x: Tensor, centers: Tensor, border: Border = "middle") -> Tensor:
+    """Q_c(x): every weight becomes the center that it belongs to. The gradient by x is 0."""
+    return place(centers, assign(x, centers, border), x.shape)
 
 
-def soft(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
+def soft(x: Tensor, centers: Tensor, sharpness: float, border: Border = "middle") -> Tensor:
     """Q~_c(x) = c_1 + sum_{j>=2} (c_j - c_{j-1}) sigmoid(P (x - (c_j + c_{j-1}) / 2)), with `sharpness` P."""
     gaps = (centers[:, 1:] - centers[:, :-1]).unsqueeze(1)
-    steps = torch.sigmoid(sharpness * (grouped(x, centers).unsqueeze(-1) - midpoints(centers).unsqueeze(1)))
+    borders = midpoints(bordered(centers, border))
+    steps = torch.sigmoid(sharpness * (grouped(x, centers).unsqueeze(-1) - borders.unsqueeze(1)))
     return ((gaps * steps).sum(-1) + centers[:, :1]).reshape(x.shape)
 
 
-def quantize(x: Tensor, centers: Tensor, sharpness: float = math.inf) -> Tensor:
+def quantize(x: Tensor, centers: Tensor, sharpness: float = math.inf, border: Border = "middle") -> Tensor:
     """Q~_c(x) for a finite P, and its limit Q_c(x) for P = infinity."""
-    return hard(x, centers) if sharpness == math.inf else soft(x, centers, sharpness)
+    return hard(x, centers, border) if sharpness == math.inf else soft(x, centers, sharpness, border)
 
 
 def distance(x: Tensor, centers: Tensor) -> Tensor:
