@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -314,6 +315,13 @@ def test_a_full_precision_client_of_quped_plus_takes_whole_steps() -> None:
     np.testing.assert_allclose(v(work.x.params), X - LR * ce_gradient(X), rtol=1e-12)
     with pytest.raises(InvalidValueError, match="infinite with straight_through"):
         Quantization(straight_through=True, sharpness=10.0)
+
+
+def test_a_border_that_is_not_known_is_refused() -> None:
+    """The error says which there are."""
+    unknown: Any = "sign"
+    with pytest.raises(InvalidValueError, match="border must be 'zero' or 'middle'"):
+        Quantization(border=unknown)
 
 
 def test_unquantized_parameters_learn_from_both_passes_straight_through() -> None:
