@@ -20,8 +20,8 @@ class Quantization:
     lam: Mapping[int, Linear] = field(default_factory=lambda: dict(PAPER))
     """lambda(t) by bit-width; a width that is not listed takes the next lower one."""
     border: Border = "zero"
-    """Where the border between the two centers of 1 bit lies: at "zero", as in the authors' code, where each keeps the
-    weights of its sign; or in the "middle", as in the paper, where a center that is thrown far takes the other's."""
+    """Where the border between the two centers of 1 bit lies: at "zero", as in the authors' code, so that each keeps
+    the weights of its sign; or in the "middle", as in the paper, where one that moves outward loses its weights."""
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
     straight_through: bool = False
