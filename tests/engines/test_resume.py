@@ -146,8 +146,9 @@ def test_a_signal_stops_after_the_round_with_a_checkpoint(tmp_path: Path, number
 
 
 def interrupt(times: int, seen: list[int | None]) -> None:
-    """Raise SIGINT so often in a block that holds it back; keep what the block was told after each."""
+    """Raise SIGINT so often in a block that holds it back; keep what the block was told before, and after each."""
     with stop_signals() as stop:
+        seen.append(stop())
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
             seen.append(stop())
@@ -158,7 +159,7 @@ def test_the_second_interrupt_is_obeyed_at_once() -> None:
     seen: list[int | None] = []
     with pytest.raises(KeyboardInterrupt):
         interrupt(2, seen)
-    assert seen == [signal.SIGINT]
+    assert seen == [None, signal.SIGINT]
 
 
 def test_a_signal_after_the_last_round_is_not_forgotten() -> None:
@@ -166,7 +167,7 @@ def test_a_signal_after_the_last_round_is_not_forgotten() -> None:
     seen: list[int | None] = []
     with pytest.raises(KeyboardInterrupt):
         interrupt(1, seen)
-    assert seen == [signal.SIGINT]
+    assert seen == [None, signal.SIGINT]
 
 
 def test_in_another_thread_a_run_has_checkpoints_too(tmp_path: Path) -> None:

@@ -164,15 +164,18 @@ def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) 
     With `warm_start`, runs that began with other weights than those in that folder are missing.
     """
 
-    def weights(cell: Cell) -> str | None:
-        return None if cell.recipe is None or warm_start is None else checksum(started(cell.recipe, warm_start))
+    def result_of(cell: Cell) -> Result | None:
+        result = stored(cell, folder)
+        if result is None or cell.recipe is None or warm_start is None:
+            return result
+        return result if result["weights"] == checksum(started(cell.recipe, warm_start)) else None
 
-    results = [(cell, stored(cell, folder, weights(cell))) for cell in cells]
+    results = [(cell, result_of(cell)) for cell in cells]
     done = [(work(cell), float(result["seconds"])) for cell, result in results if result is not None]
     steps, seconds = sum(steps for steps, _ in done), sum(seconds for steps, seconds in done if steps)
     rate = steps / seconds if steps else GUESSED_RATE
     missing = [cell for cell, result in results if result is None]
-    begun = sum(any(folder.glob(unfinished(cell, weights(cell) or "*"))) for cell in missing)
+    begun = sum(any(folder.glob(unfinished(cell, "*"))) for cell in missing)
     return Status(len(done), begun, missing, sum(work(cell) for cell in missing) / rate)
 
 
