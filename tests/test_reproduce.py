@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 from quped.cli import app
 from quped.cli.reproduce import agree
+from quped.data import store
 from quped.errors import InvalidValueError, RunError
 from quped.experiments import reproduce, table
 from quped.experiments.paper import FIGURES, Figure, read
@@ -334,8 +336,8 @@ def test_networks_remember_what_they_started_from(tmp_path: Path) -> None:
     write = tmp_path / cell.path
     write.parent.mkdir(parents=True)
     write.write_text(json.dumps({"config": cell.config, "weights": "abc", "seconds": 3.0}))
-    assert stored(cell, tmp_path, "abc") is not None
-    assert stored(cell, tmp_path, "def") is None
+    assert stored(cell, tmp_path, {"weights": "abc"}) is not None
+    assert stored(cell, tmp_path, {"weights": "def"}) is None
     assert stored(cell, tmp_path) is not None
     cells = find_table("table1").cells(None, ["resnet20"], 1)
     assert status(cells, tmp_path).seconds_left > 3600
@@ -349,6 +351,46 @@ def test_networks_remember_what_they_started_from(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(InvalidValueError, match=r"--warm-start FOLDER.*resnet20\*"):
         run_cell(cells[1], tmp_path, warm_start=tmp_path)
+
+
+def test_federations_remember_the_data_they_learned_from(
+    small: table.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run on a part of the data set is not taken for one on all of it; without data there is nothing to compare."""
+    monkeypatch.setenv("QUPED_CACHE", str(tmp_path))
+    cells = small.cells(["fedavg"], None, 1)
+
+    def fetch(rows: int) -> str:
+        tensors = {"rows": torch.arange(rows)}
+        (tmp_path / "scratch").mkdir(exist_ok=True)
+        store.write(store.stored_file("digits"), tensors, "a test", tmp_path / "scratch")
+        return store.checksum(tensors)
+
+    part = fetch(10)
+    first = run_cell(cells[0], tmp_path, workers=0)
+    assert first is not None
+    assert first["data"] == part
+    assert status(cells, tmp_path).missing == []
+    whole = fetch(120)
+    assert status(cells, tmp_path).missing == cells
+    second = run_cell(cells[0], tmp_path, workers=0)
+    assert second is not None
+    assert second["data"] == whole
+    assert status(cells, tmp_path).missing == []
+    store.stored_file("digits").unlink()
+    assert status(cells, tmp_path).missing == []
+
+
+def test_the_projects_records_say_what_they_were_made_from() -> None:
+    """Data everywhere, or weights; and all of one table's column the same, so that means are of one kind."""
+    root = Path(__file__).parents[1] / "results"
+    columns: dict[Path, set[str]] = {}
+    for path in root.rglob("seed-*.json"):
+        record = json.loads(path.read_text())
+        column = root / record["table"] / record["column"]
+        columns.setdefault(column, set()).add(record["weights"] if record["table"] == "table1" else record["data"])
+    assert columns
+    assert {len(made_from) for made_from in columns.values()} == {1}
 
 
 def test_documents_agree_with_the_records(small: table.Table) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from quped.centralized.training import Epoch, Recipe, train
+from quped.data import store
 from quped.errors import InvalidValueError, RunError
 from quped.experiments.run import Population
 from quped.experiments.table import ROWS, Cell, tables
@@ -21,14 +22,17 @@ from quped.runs import Checkpoints, RunRecord, read_json, revision, versions, wr
 Result = dict[str, Any]
 """What the file of a run says."""
 
+ANYTHING: Mapping[str, str] = {}
+"""No demand on what a run began with."""
+
 GUESSED_RATE = 600.0
 """Client-iterations of FedAvg per second, as long as no run has told."""
 
 
-def stored(cell: Cell, folder: Path, weights: str | None = None) -> Result | None:
+def stored(cell: Cell, folder: Path, begun_with: Mapping[str, str] = ANYTHING) -> Result | None:
     """Return the result of a cell if it was run with this very configuration, under this table or another one.
 
-    With `weights`, the checksum of a file, only if it began with these.
+    With `begun_with`, only if that is its `origin`.
     """
     config = cell.config
     for name in (cell.table.name, *(name for name in tables() if name != cell.table.name)):
@@ -37,7 +41,7 @@ def stored(cell: Cell, folder: Path, weights: str | None = None) -> Result | Non
             result = read_json(path)
             if not isinstance(result, dict) or "config" not in result:
                 raise RunError(f"{path} is not the record of a run: remove it, and it will be run anew.")
-            if result["config"] == config and weights in (None, result.get("weights")):
+            if result["config"] == config and begun_with.items() <= result.items():
                 return result
     return None
 
@@ -58,24 +62,24 @@ def run_cell(
     """
     path = folder / cell.path
     config = cell.config
-    recipe = None if cell.recipe is None else started(cell.recipe, warm_start)
-    weights = None if recipe is None else checksum(recipe)
-    scratch = folder / unfinished(cell, weights or "")
+    begun_with = origin(cell, warm_start)
+    scratch = folder / unfinished(cell, "".join(checksum[:8] for checksum in begun_with.values()))
     lock = scratch.with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(lock, blocking=False):
-            if (done := stored(cell, folder, weights)) is not None:  # by another process, since this one last looked
-                return done
+            if (done := stored(cell, folder, begun_with)) is not None:
+                return done  # by another process, since this one last looked
             scratch.mkdir(exist_ok=True)
             code = revision()  # now: it may be changed before the run ends
             tell = progress or (lambda _: None)
-            came = (
-                run_federation(cell, scratch, workers, tell) if recipe is None else run_network(recipe, scratch, tell)
-            )
+            if cell.recipe is None:
+                came = run_federation(cell, scratch, workers, tell)
+            else:
+                came = run_network(started(cell.recipe, warm_start), scratch, tell)
             result = {
                 **{"table": cell.table.name, "column": cell.column.name, "method": cell.method, "seed": cell.seed},
-                **{"full_epochs": cell.full_epochs, "shortened": cell.shortened, **came},
+                **{"full_epochs": cell.full_epochs, "shortened": cell.shortened, **came, **begun_with},
                 **{"versions": versions(), "revision": code, "date": f"{datetime.now(UTC):%Y-%m-%d}"},
                 "config": config,
             }
@@ -87,13 +91,22 @@ def run_cell(
         return None
 
 
-def unfinished(cell: Cell, weights: str) -> str:
-    """Return the folder of a run that is not done yet and begins with weights of this checksum; "*" stands for any.
+def origin(cell: Cell, warm_start: Path | None) -> dict[str, str]:
+    """Return the SHA-256 of what a run begins with here: the weights of a network, a federation's data if fetched."""
+    if cell.recipe is not None:
+        weights = Path(str(started(cell.recipe, warm_start).warm_start))
+        return {"weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    file = store.stored_file(cell.experiment.data.name)
+    return {"data": store.read(file).checksum} if file.exists() else {}
+
+
+def unfinished(cell: Cell, begun_with: str) -> str:
+    """Return the folder of a run that is not done yet, by the checksum of what it begins with; "*" stands for any.
 
     It is of this configuration alone: after a change of the table, an old checkpoint is not gone on with.
     """
     key = hashlib.sha256(json.dumps(cell.config).encode()).hexdigest()[:8]
-    return f"{cell.path.with_suffix('')}.{key}{weights[:8]}.partial"
+    return f"{cell.path.with_suffix('')}.{key}{begun_with}.partial"
 
 
 def run_federation(cell: Cell, scratch: Path, workers: int | None, tell: Callable[[Progress], None]) -> Result:
@@ -138,13 +151,7 @@ def run_network(recipe: Recipe, scratch: Path, tell: Callable[[Progress], None])
         "curve": [{key: point[key] for key in ("epoch", "accuracy", "loss")} for point in result["curve"]],
         **{key: result[key] for key in ("seconds", "images_per_second", "threads")},
         "epochs": recipe.epochs,
-        "weights": checksum(recipe),
     }
-
-
-def checksum(recipe: Recipe) -> str:
-    """Return the SHA-256 of the weights that a recipe begins with."""
-    return hashlib.sha256(Path(str(recipe.warm_start)).read_bytes()).hexdigest()
 
 
 class Status(NamedTuple):
@@ -161,14 +168,15 @@ class Status(NamedTuple):
 def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) -> Status:
     """Return what is there of these runs, and how long the rest will take.
 
-    With `warm_start`, runs that began with other weights than those in that folder are missing.
+    Runs on other data than those fetched here are missing, and with `warm_start` those that began with other weights
+    than the ones in that folder.
     """
 
     def result_of(cell: Cell) -> Result | None:
         result = stored(cell, folder)
-        if result is None or cell.recipe is None or warm_start is None:
+        if result is None or (cell.recipe is not None and warm_start is None):
             return result
-        return result if result["weights"] == checksum(started(cell.recipe, warm_start)) else None
+        return stored(cell, folder, origin(cell, warm_start))
 
     results = [(cell, result_of(cell)) for cell in cells]
     done = [(work(cell), float(result["seconds"])) for cell, result in results if result is not None]
