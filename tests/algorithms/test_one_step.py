@@ -135,9 +135,10 @@ def test_local_quantized_is_algorithm_1(bits: int, clip: float) -> None:
     assert float(metrics["loss"]) == pytest.approx(expected_loss, rel=1e-12)
 
 
-def test_quped_step_by_hand() -> None:
-    """Lines 9 to 13 of Algorithm 2 with P = infinity: x, then c at the new x, then w at the new x and c."""
-    algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper())
+@pytest.mark.parametrize("ratio", [1.0, 4.0])
+def test_quped_step_by_hand(ratio: float) -> None:
+    """Lines 9 to 13 of Algorithm 2 with P = infinity: x, then c at the new x, then w at both, with eta_3."""
+    algorithm = QuPeD(lambda_p=LAMBDA_P, eta3_over_eta1=ratio, quantization=hyper())
     t = task(X, W, bits=1)
     work = algorithm.start(t, Global(model(W)), learner(X, C), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
@@ -146,7 +147,7 @@ def test_quped_step_by_hand() -> None:
     h = by_centers(mixed(C[nearest(x, C)], W), x, C)
     c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(x, C)
     q = c[nearest(x, c)]
-    w = W - LR * LAMBDA_P * (kd_gradient_teacher(W, x) + kd_gradient_teacher(W, q))
+    w = W - ratio * LR * LAMBDA_P * (kd_gradient_teacher(W, x) + kd_gradient_teacher(W, q))
 
     np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
     np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)

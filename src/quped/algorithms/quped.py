@@ -32,12 +32,14 @@ class QuPeD:
     f^KD(x, w) = D_KL(s(w) || s(x)).
 
     x_i and c_i by Algorithm 1, then w_i <- w_i - eta_3 lambda_p grad_w (f^KD(x_i, w_i) + f^KD(Q~_ci(x_i), w_i)), with
-    eta_3 the learning rate of the run; w <- mean of w_i. w never sees a label. A client with 32 bits has no second
-    term in either bracket.
+    eta_3 a multiple of eta_1; w <- mean of w_i. w never sees a label. A client with 32 bits has no second term in
+    either bracket.
     """
 
     lambda_p: float = 0.25
     """lambda_p, the share of distillation in a client's loss."""
+    eta3_over_eta1: float = 1.0
+    """eta_3 / eta_1. With 1 / lambda_p, w_i steps along its gradient with the learning rate of x_i."""
     temperature: float = 1.0
     """Temperature of the distillation."""
     quantization: Quantization = field(default_factory=Quantization)
@@ -50,6 +52,7 @@ class QuPeD:
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_number("lambda_p of QuPeD", self.lambda_p, 0, 1)
+        check_number("eta3_over_eta1 of QuPeD", self.eta3_over_eta1, 0)
         check(self.temperature > 0, "temperature of QuPeD", "above 0", self.temperature)
 
     def init_shared(self, task: Task) -> Global:
@@ -86,7 +89,7 @@ class QuPeD:
             return self.lambda_p * torch.stack(kds).sum(), {}
 
         grads = pull_back(gradient(teaching, w_logits)[0])
-        params, velocity = task.sgd.step(w.params, grads, work.velocity, clock.lr)
+        params, velocity = task.sgd.step(w.params, grads, work.velocity, clock.lr * self.eta3_over_eta1)
         return Work(learner, Model(params, w_buffers), velocity), {"loss": value}
 
     def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Global]:
