@@ -110,6 +110,11 @@ def test_hyperparameters_that_depend_on_the_data_and_the_network() -> None:
     quantization = cifar.experiment.algorithm["quantization"]
     assert quantization["lam"] == {"1": {"rate": 5e-7, "decay": 0.99}, "2": {"rate": 1e-6}}
     assert cifar.experiment.training.finetune_epochs == 50
+    for found in tables().values():
+        for cell in found.cells(seeds=1):
+            if cell.recipe is None and cell.config["algorithm"]["name"] == "quped":
+                step = cell.config["algorithm"]["lambda_p"] * cell.config["algorithm"]["eta3_over_eta1"]
+                assert step == pytest.approx(1 if cell.experiment.data.name == "cifar10" else 0.25, abs=1e-3)
     deep = {cell.method: cell.experiment for cell in find_table("cifar10-cnn2").cells(seeds=1)}
     assert deep["quped"].algorithm["lambda_p"] == 0.15
     assert deep["quped"].global_model is not None

@@ -85,6 +85,8 @@ class Column(Section):
     training: dict[str, Any] = Field(default={})
     lr: dict[str, float] = Field(default={})
     """Learning rates of single algorithms."""
+    algorithms: dict[str, dict[str, Any]] = Field(default={})
+    """Hyperparameters that differ from those of the table, by algorithm."""
     lam: dict[str, Any] = Field(default={})
 
 
@@ -185,7 +187,9 @@ class Cell:
         """The run of a federation, as an experiment file would tell it."""
         row, column = ROWS[self.method], self.column
         kind = ALGORITHMS[row.algorithm]
-        options = {"name": row.algorithm, **self.table.algorithms.get(row.algorithm, {})}
+        options = {"name": row.algorithm}
+        for level in (self.table, column):
+            options |= level.algorithms.get(row.algorithm, {})
         if row.algorithm in ("local", "qupel", "quped"):
             options["quantization"] = {"lam": column.lam or self.table.lam, **row.quantization}
         clients = [
