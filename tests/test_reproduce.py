@@ -1,6 +1,7 @@
 """The paper's tables: that they say what the paper says, that a part of one runs, and what is made of the results."""
 
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -15,15 +16,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from quped.cli import app
-from quped.cli.reproduce import agree
+from quped.cli import reproduce as command
+from quped.cli.reproduce import agree, show
 from quped.data import store
 from quped.errors import InvalidValueError, RunError
 from quped.experiments import reproduce, table
 from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
-from quped.report.comparison import Line, document, lines, markdown, provenance
-from quped.report.curves import apart, longest, look
+from quped.report.comparison import Line, alike, document, lines, markdown, provenance
+from quped.report.curves import apart, finetuning, label, longest, look
 
 TABLE_COUNT = 10
 
@@ -132,10 +134,11 @@ def test_a_plus_is_the_same_run_straight_through() -> None:
     assert papers["algorithm"]["quantization"].pop("straight_through") is False
     assert ours["algorithm"]["quantization"].pop("straight_through") is True
     assert papers == ours
-    run = {"accuracy": {"mean": 0.9}, "epochs": 3, "full_epochs": 3, "shortened": False, "seconds": 1.0}
-    line = Line("quped+-1bit", "1", [run, run], None)
+    run = {"accuracy": {"mean": 0.9}, "epochs": 3, "full_epochs": 3, "shortened": False, "seconds": 1.0, "seed": 0}
+    line = Line("quped+-1bit", "1", [run, {**run, "seed": 1}], None)
     assert line.texts() == ("QuPeD +", "1", "90.00 ± 0.00", "2", "", "")
     assert (line.values()["paper"], line.values()["difference"]) == (None, None)
+    assert line.values()["accuracies"] == {0: 90.0, 1: 90.0}
 
 
 def test_every_method_has_a_color() -> None:
@@ -268,10 +271,14 @@ def test_a_record_says_what_made_it(small: table.Table, tmp_path: Path) -> None:
         assert asked.stdout.startswith(result["revision"].rstrip("+"))
     else:
         assert result["revision"] is None
-    for damaged in ("[]", '{"a": 1}'):
+    lacking = json.dumps({key: value for key, value in result.items() if key != "seconds"})
+    for damaged in ("[]", '{"a": 1}', lacking):
         (tmp_path / cell.path).write_text(damaged)
         with pytest.raises(RunError, match=r"seed-0\.json is not the record of a run: remove it"):
             stored(cell, tmp_path)
+    (tmp_path / cell.path).write_text(lacking[:50])
+    with pytest.raises(RunError, match=r"seed-0\.json cannot be read: .* remove it and run anew"):
+        stored(cell, tmp_path)
 
 
 def test_a_changed_table_is_run_anew(small: table.Table, tmp_path: Path) -> None:
@@ -287,8 +294,34 @@ def test_a_changed_table_is_run_anew(small: table.Table, tmp_path: Path) -> None
     result["config"]["algorithm"]["quantization"]["clip"] = 5.0
     path.write_text(json.dumps(result))
     assert stored(quantized, tmp_path) is None
+    told = CliRunner().invoke(app, ["reproduce", "small", "--seeds", "1", "--out", str(tmp_path), "--workers", "0"])
+    assert "1 of them are recorded with other settings or data, and will be replaced" in told.output
     column = small.columns[0].model_copy(update={"lr": {"fedavg": 0.3}})
     assert stored(Cell(small, column, "fedavg", 0), tmp_path) is None
+
+
+def test_a_record_from_before_a_hyperparameter_counts_with_the_value_it_had(small: table.Table, tmp_path: Path) -> None:
+    """Then eta_3 was eta_1; with another value it is another run."""
+    (cell,) = small.cells(["quped-2bit"], None, 1)
+    run_cell(cell, tmp_path, workers=0)
+    path = tmp_path / cell.path
+    result = json.loads(path.read_text())
+    assert result["config"]["algorithm"].pop("eta3_over_eta1") == 1.0
+    path.write_text(json.dumps(result))
+    assert stored(cell, tmp_path) == result
+    other = small.columns[0].model_copy(update={"algorithms": {"quped": {"eta3_over_eta1": 4.0}}})
+    assert Cell(small, other, "quped-2bit", 0).config["algorithm"]["eta3_over_eta1"] == 4.0
+    assert stored(Cell(small, other, "quped-2bit", 0), tmp_path) is None
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(small: table.Table, tmp_path: Path) -> None:
+    """Neither a folder that counts as begun nor a lock."""
+    column = small.columns[0].model_copy(update={"lr": {"fedavg": 1e30}})
+    cell = Cell(small, column, "fedavg", 0)
+    with pytest.raises(RunError, match="training loss of client"):
+        run_cell(cell, tmp_path, workers=0)
+    assert status([cell], tmp_path).begun == 0
+    assert list((tmp_path / "small").rglob("seed*")) == []
 
 
 def test_a_run_of_another_process_is_left_to_it(small: table.Table, tmp_path: Path) -> None:
@@ -322,6 +355,79 @@ def test_what_an_older_table_left_unfinished_is_not_begun(small: table.Table, tm
     assert status([cell], tmp_path).begun == 0
 
 
+def test_a_mean_is_of_runs_on_the_same_data() -> None:
+    """Of two kinds of data the one with more runs; weights count as data do."""
+    runs: list[dict[str, object]] = [{"data": "a", "n": 1}, {"data": "b", "n": 2}, {"data": "b", "n": 3}]
+    assert alike(runs) == runs[1:]
+    assert alike([{"weights": "a"}, {"weights": "a"}, {"weights": "b"}]) == [{"weights": "a"}] * 2
+    assert alike([]) == []
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "said"), [([0.1, 0.5, 0.9], ""), ([0.1, 0.9, 0.2, 0.9], ", down to 20"), ([0.1, 0.2], "")]
+)
+def test_the_legend_tells_of_a_curve_that_left_the_picture(accuracies: list[float], said: str) -> None:
+    """Not of one that was on its way up."""
+    curve = [{"epoch": i, "accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
+    run = {"accuracy": {"mean": 0.9}, "epochs": 3, "full_epochs": 3, "shortened": False, "curve": curve}
+    assert label(Line("fedavg", "FP", [run], Figure(91.0, 0.1)), 80.0) == f"FedAvg: 90.00 (paper 91.00){said}"
+
+
+def test_pictures_tell_where_fine_tuning_begins(small: table.Table) -> None:
+    """Of full runs of federations and of networks; not of those that are not quantized."""
+    config = small.cells(["quped-2bit"], None, 1)[0].config
+    run = {"epochs": 4, "shortened": False, "config": config}
+    assert finetuning(Line("quped-2bit", "2", [run], None)) == 2
+    assert finetuning(Line("quped-2bit", "2", [{**run, "shortened": True}], None)) is None
+    assert finetuning(Line("centers-1bit", "1", [{**run, "config": {"finetune_epochs": 1}}], None)) == 3
+    plain = small.cells(["fedavg"], None, 1)[0].config
+    assert finetuning(Line("fedavg", "FP", [{**run, "config": plain}], None)) is None
+
+
+def test_a_narrow_terminal_shows_what_was_run(small: table.Table) -> None:
+    """Every method with its name, and the mark of a shortened run."""
+    out = Path("results")
+    (short,) = small.cells(["quped+-2bit"], None, 1, 2)
+    run_cell(short, out, workers=0)
+    console = Console(width=44, record=True, file=io.StringIO())
+    show(console, small, out, None)
+    text = console.export_text()
+    methods = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
+    assert " ".join(methods) == "QuPeD + [2 of 4 epochs]"
+    assert "…" not in text
+    assert "Difference" not in text
+
+
+def test_a_shortened_run_leaves_all_tables_up_to_date(small: table.Table) -> None:
+    """That of all lengths, too, so that documents agree with it."""
+    asked = ["reproduce", "small", "--methods", "fedavg", "--seeds", "1", "--epochs", "2", "--workers", "0"]
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert "table-epochs-2.md, table-epochs-2.json, curves-epochs-2.png" in done.output
+    assert re.search(r"digits fedavg 0: \d+\.\d\d% in \d+ s", done.output)
+    for name in ("table.md", "table-epochs-2.md"):
+        assert "FedAvg [2 of 4 epochs]" in (Path("results/small") / name).read_text()
+
+
+def test_an_interrupted_network_says_how_to_go_on(small: table.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an interrupted federation does."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_cell", stop)
+    done = CliRunner().invoke(app, ["reproduce", "small", "--methods", "fedavg", "--seeds", "1"])
+    assert "The same command goes on after the last finished epoch" in done.stderr
+
+
+def test_json_keeps_notes_on_the_other_channel(small: table.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the one that another process is at a run."""
+    monkeypatch.setattr(command, "run_cell", lambda *_, **__: None)
+    asked = ["reproduce", "small", "--methods", "fedavg", "--seeds", "1", "--json"]
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert json.loads(done.stdout)["columns"] == {"digits": []}
+    assert "another process is at digits fedavg 0" in done.stderr
+
+
 def test_a_table_says_where_its_numbers_come_from() -> None:
     """Runs, time, days, data, and the weights that networks began with: all, where they are not the same."""
     first = {"date": "2026-01-02", "versions": {"torch": "2"}, "seconds": 5400, "samples": 2000, "weights": "a" * 64}
@@ -340,7 +446,8 @@ def test_networks_remember_what_they_started_from(tmp_path: Path) -> None:
     (cell,) = find_table("table1").cells(["float"], ["resnet20"], 3)
     write = tmp_path / cell.path
     write.parent.mkdir(parents=True)
-    write.write_text(json.dumps({"config": cell.config, "weights": "abc", "seconds": 3.0}))
+    rest = dict.fromkeys(reproduce.KEYS)
+    write.write_text(json.dumps({**rest, "config": cell.config, "weights": "abc", "seconds": 3.0}))
     assert stored(cell, tmp_path, {"weights": "abc"}) is not None
     assert stored(cell, tmp_path, {"weights": "def"}) is None
     assert stored(cell, tmp_path) is not None
@@ -351,7 +458,7 @@ def test_networks_remember_what_they_started_from(tmp_path: Path) -> None:
     assert status([cell], tmp_path).missing == []
     assert status([cell], tmp_path, warm_start=tmp_path).missing == [cell]
     same = hashlib.sha256(b"others").hexdigest()
-    write.write_text(json.dumps({"config": cell.config, "weights": same, "seconds": 3.0}))
+    write.write_text(json.dumps({**rest, "config": cell.config, "weights": same, "seconds": 3.0}))
     assert status([cell], tmp_path, warm_start=tmp_path).missing == []
     weights.unlink()
     with pytest.raises(InvalidValueError, match=r"--warm-start FOLDER.*resnet20\*"):
@@ -440,6 +547,9 @@ def test_the_projects_own_documents_agree_with_its_records() -> None:
     [
         (["--check", "--update"], "stand alone"),
         (["mnist", "--check"], "stand alone"),
+        (["--check", "--json"], "stand alone"),
+        (["--list", "--status"], "give one of them"),
+        (["mnist", "--list"], "shown by --status"),
         (["--check", "--out", "nowhere", "--docs", "README.md"], "no results in nowhere"),
         (["--epochs", "3"], "of which table"),
         (["--list", "--json"], "--json prints the numbers of a table"),

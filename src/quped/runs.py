@@ -166,7 +166,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise RunError(f"{path.parent} holds no run: there is no {path.name}.") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}.") from error
+        raise RunError(f"{path} cannot be read: {error}. If it is damaged, remove it and run anew.") from error
     return values
 
 

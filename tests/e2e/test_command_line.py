@@ -241,6 +241,17 @@ def test_a_failing_run_is_told_without_a_traceback(experiment: Path, tmp_path: P
     assert not (tmp_path / "out" / "result.json").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_told_without_a_traceback(tmp_path: Path) -> None:
+    """The error names it."""
+    (tmp_path / "file").write_text("")
+    done = quped("reproduce", "femnist-cnn1", "--methods", "local", "--out", "file/below", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "error: file/below/femnist-cnn1/femnist/local cannot be used: Not a directory" in " ".join(
+        done.stderr.split()
+    )
+    assert "Traceback" not in done.stderr
+
+
 def test_users_words_are_not_markup(experiment: Path, tmp_path: Path) -> None:
     """Brackets in a description or a path are shown as they are."""
     done = quped(

@@ -1,7 +1,7 @@
 """The command line."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -48,7 +48,16 @@ def main() -> None:
     try:
         app()
     except QupedError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
-        sys.exit(2)
+        tell(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        tell(f"{error.filename} cannot be used: {error.strerror}.")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def tell(error: str) -> NoReturn:
+    """Print an error and stop."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(error)}")
+    sys.exit(2)

@@ -26,8 +26,8 @@ ShowStatus = Annotated[
 Check = Annotated[bool, typer.Option("--check", help="Verify that the tables in --docs are those of the records.")]
 Update = Annotated[bool, typer.Option("--update", help="Write the tables of the records into --docs.")]
 Docs = Annotated[Path, typer.Option(help="The document with the tables.", dir_okay=False)]
-Methods = Annotated[str | None, typer.Option(metavar="A,B", help="Only these, such as quped-2bit,fedavg.")]
-Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns.")]
+Methods = Annotated[str | None, typer.Option(metavar="A,B", help="Run only these, such as quped-2bit,fedavg.")]
+Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Run only these columns.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each method.")]
 Epochs = Annotated[
     int | None,
@@ -41,6 +41,9 @@ Warm = Annotated[
         file_okay=False,
     ),
 ]
+NARROW = 80
+"""Columns of a terminal, below which a table is shortened."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")]
 
 
@@ -68,33 +71,39 @@ def reproduce_command(
     console = Console(quiet=as_json, highlight=False)
     if not console.is_terminal:
         console.width = 120
+    part = methods or columns or epochs
+    if list_tables + show_status + check + update > 1:
+        raise InvalidValueError("--list, --status, --check and --update stand alone: give one of them.")
     if check or update:
-        if check == update or table or methods or columns or epochs:
+        if table or part or as_json:
             raise InvalidValueError("--check and --update stand alone, and are about all tables.")
         agree(docs, out, console, write=update)
         return
-    if table is None and (methods or columns or epochs):
+    if table is None and part:
         raise InvalidValueError("Say of which table: quped reproduce TABLE --methods A,B.")
     if as_json and (list_tables or show_status or table is None):
         raise InvalidValueError("--json prints the numbers of a table: quped reproduce TABLE --json.")
-    if list_tables or (table is None and not show_status):
+    if list_tables and table is not None:
+        raise InvalidValueError(f"--list lists all tables. What there is of {table} is shown by --status.")
+    if table is None and not show_status:
         show_tables(console)
         return
     wanted = [find_table(table)] if table is not None else list(tables().values())
     rows, fields = (None if names is None else [n.strip() for n in names.split(",")] for names in (methods, columns))
     cells = [cell for found in wanted for cell in found.cells(rows, fields, seeds, epochs)]
-    if not any(cell.shortened for cell in cells):
+    if epochs is not None and not any(cell.shortened for cell in cells):
+        console.print(f"[yellow]note:[/] no run has more than {epochs} epochs: nothing is shortened.")
         epochs = None
     if show_status:
         tell_status(console, wanted, cells, out, warm_start)
         return
     (found,) = wanted
-    run(console, cells, out, workers, warm_start)
+    run(console, Console(stderr=True, highlight=False) if as_json else console, cells, out, workers, warm_start)
     show(console, found, out, epochs)
+    publish(found, out)  # which lists shortened runs, too
     if publish(found, out, epochs):
-        console.print(
-            f"Written to {out / found.name}: the table as Markdown and JSON, the curves as PNG", soft_wrap=True
-        )
+        names = ", ".join(path.name for path in (*texts(found, out, epochs), picture(found, out, epochs)))
+        console.print(f"Written to {out / found.name}: {names}", soft_wrap=True)
     if as_json:
         print(json.dumps(values(found, out, epochs), indent=2))
 
@@ -105,8 +114,12 @@ def publish(table: Table, out: Path, epochs: int | None = None) -> bool:
     for path, text in files.items():
         path.parent.mkdir(exist_ok=True)
         write_bytes(path, text.encode())
-    picture = "curves.png" if epochs is None else f"curves-epochs-{epochs}.png"
-    return bool(files) and draw(table, out, out / table.name / picture, epochs)
+    return bool(files) and draw(table, out, picture(table, out, epochs), epochs)
+
+
+def picture(table: Table, out: Path, epochs: int | None) -> Path:
+    """Return the file of a table's curves."""
+    return out / table.name / ("curves.png" if epochs is None else f"curves-epochs-{epochs}.png")
 
 
 def texts(table: Table, out: Path, epochs: int | None = None) -> dict[Path, str]:
@@ -119,36 +132,51 @@ def texts(table: Table, out: Path, epochs: int | None = None) -> dict[Path, str]
     return {path: f"# {table.title}\n\n{content}\n", path.with_suffix(".json"): f"{numbers}\n"}
 
 
-def run(console: Console, cells: list[Cell], out: Path, workers: int | None, warm_start: Path | None) -> None:
-    """Run what is missing."""
+def run(
+    console: Console, aside: Console, cells: list[Cell], out: Path, workers: int | None, warm_start: Path | None
+) -> None:
+    """Run what is missing; notes go aside."""
     left = status(cells, out, warm_start)
     if not left.missing:
         return
     console.print(f"{left.done} runs are done, {len(left.missing)} to go, {duration(left.seconds_left)} at a guess.")
+    if others := sum((out / cell.path).exists() for cell in left.missing):
+        aside.print(
+            f"[yellow]note:[/] {others} of them are recorded with other settings or data, and will be replaced."
+        )
     try:
-        with notes(console), bars(console) as follow:
+        with notes(aside), bars(console) as follow:
             for cell in left.missing:
                 title = f"{cell.column.name} {cell.method} {cell.seed}"
                 result = run_cell(cell, out, workers=workers, warm_start=warm_start, progress=follow(title))
                 if result is None:
-                    console.print(f"[yellow]note:[/] another process is at {title}.")
+                    aside.print(f"[yellow]note:[/] another process is at {title}.")
+                elif not console.is_terminal:  # and so without bars
+                    accuracy, taken = result["accuracy"]["mean"], duration(result["seconds"])
+                    console.print(f"{title}: {accuracy:.2%} in {taken}", soft_wrap=True)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. The same command goes on after the last finished epoch.", err=True)
+        raise
     except InterruptedRunError as stop:
         typer.echo(f"{stop} The same command goes on from there.", err=True)
         raise typer.Exit(128 + stop.signal_number) from stop
 
 
 def show(console: Console, table: Table, out: Path, epochs: int | None) -> None:
-    """Print the table."""
+    """Print the table; in a narrow terminal without what can be told from the rest."""
+    left_out = () if console.width >= NARROW else ("Seeds", "Difference")
+    kept = [i for i, name in enumerate(HEADER) if name not in left_out]
     for column in table.columns:
         found = lines(table, column, out, epochs)
         if not found:
             continue
         shown = RichTable(title=f"{table.title}: {column.title}", title_justify="left")
-        for i, name in enumerate(HEADER):
-            shown.add_column(name, justify="left" if i < 2 else "right", no_wrap=i > 1)
+        for i in kept:
+            shown.add_column(HEADER[i], justify="left" if i < 2 else "right", no_wrap=i > 0, overflow="fold")
         for line in found:
             style = "bold" if line.method.startswith(("quped", "centers")) else None
-            shown.add_row(*map(escape, line.texts()), style=style)
+            texts = line.texts()
+            shown.add_row(*(escape(texts[i]) for i in kept), style=style)
         console.print(shown)
     console.print(
         "Test accuracy in % after the last round, of clients their mean; ± standard deviation over seeds. "
@@ -173,8 +201,11 @@ def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: P
     shortened = {cell.epochs for cell in cells if cell.shortened}
     length = f", shortened to {shortened.pop()} epochs" if shortened else ""
     shown = RichTable(title=f"Runs in {out}{length}", title_justify="left")
-    for name in ("table", "column", "method", "done", "begun", "to go", "time left"):
-        shown.add_column(name, justify="left" if name in ("table", "column", "method") else "right")
+    usual_rate = status(cells, out, warm_start).rate
+    total = 0.0
+    names = ("table", "column") if len(wanted) > 1 else ("column", "method")
+    for name in (*names, "done", "begun", "to go", "time left"):
+        shown.add_column(name, justify="left" if name in names else "right", overflow="fold")
     for table in wanted:
         for column in table.columns:
             mine = [cell for cell in cells if cell.table is table and cell.column is column]
@@ -182,13 +213,16 @@ def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: P
             for method in rows:
                 part = [cell for cell in mine if method in ("all", cell.method)]
                 if part:
-                    there = status(part, out, warm_start)
+                    there = status(part, out, warm_start, usual_rate)
+                    total += there.seconds_left
                     left = duration(there.seconds_left) if there.missing else ""
                     counts = map(str, (there.done, there.begun, len(there.missing)))
-                    shown.add_row(table.name, column.name, method, *counts, left)
+                    title = (table.name, column.name) if len(wanted) > 1 else (column.name, method)
+                    shown.add_row(*title, *counts, left)
     console.print(shown)
     console.print(
-        "The time left is guessed: from the runs of the row that are done, or else from the speed of a usual machine."
+        f"{duration(total)} in all, at a guess: from the runs that are done, of the same row if there are any, or else "
+        "from the speed of a usual machine."
     )
 
 

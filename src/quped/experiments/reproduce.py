@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from quped.centralized.training import Epoch, Recipe, train
 from quped.data import store
-from quped.errors import InvalidValueError, RunError
+from quped.errors import InvalidValueError, QupedError, RunError
 from quped.experiments.run import Population
 from quped.experiments.table import ROWS, Cell, tables
 from quped.fit import Evaluation, Progress
@@ -21,6 +22,9 @@ from quped.runs import Checkpoints, RunRecord, read_json, revision, versions, wr
 
 Result = dict[str, Any]
 """What the file of a run says."""
+
+KEYS = {"config", "accuracy", "curve", "epochs", "full_epochs", "shortened", "seconds", "date", "versions"}
+"""What every such file has, and a table needs."""
 
 ANYTHING: Mapping[str, str] = {}
 """No demand on what a run began with."""
@@ -39,11 +43,18 @@ def stored(cell: Cell, folder: Path, begun_with: Mapping[str, str] = ANYTHING) -
         path = folder / name / cell.path.relative_to(cell.table.name)
         if path.exists():
             result = read_json(path)
-            if not isinstance(result, dict) or "config" not in result:
+            if not isinstance(result, dict) or not result.keys() >= KEYS:
                 raise RunError(f"{path} is not the record of a run: remove it, and it will be run anew.")
-            if result["config"] == config and begun_with.items() <= result.items():
+            if as_written_today(result["config"]) == config and begun_with.items() <= result.items():
                 return result
     return None
+
+
+def as_written_today(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the hyperparameters that came later, at the values that it had without them."""
+    if config.get("algorithm", {}).get("name") == "quped":
+        return {**config, "algorithm": {"eta3_over_eta1": 1.0, **config["algorithm"]}}
+    return config
 
 
 def run_cell(
@@ -89,6 +100,11 @@ def run_cell(
             return result
     except Timeout:
         return None
+    except QupedError:
+        with suppress(OSError):  # which says that there is a checkpoint in it
+            scratch.rmdir()
+            lock.unlink()
+        raise
 
 
 def origin(cell: Cell, warm_start: Path | None) -> dict[str, str]:
@@ -161,12 +177,19 @@ class Status(NamedTuple):
     begun: int
     """Of the missing ones, those that are under way or were interrupted."""
     missing: list[Cell]
-    seconds_left: float
-    """A guess from the runs that are done."""
+    rate: float
+    """Of the runs that are done, in steps of FedAvg per second."""
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the rest will take: a guess."""
+        return sum(work(cell) for cell in self.missing) / self.rate
 
 
-def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) -> Status:
-    """Return what is there of these runs, and how long the rest will take.
+def status(
+    cells: Sequence[Cell], folder: Path, warm_start: Path | None = None, usual_rate: float = GUESSED_RATE
+) -> Status:
+    """Return what is there of these runs; `usual_rate` is that of a run if none is done.
 
     Runs on other data than those fetched here are missing, and with `warm_start` those that began with other weights
     than the ones in that folder.
@@ -181,10 +204,10 @@ def status(cells: Sequence[Cell], folder: Path, warm_start: Path | None = None) 
     results = [(cell, result_of(cell)) for cell in cells]
     done = [(work(cell), float(result["seconds"])) for cell, result in results if result is not None]
     steps, seconds = sum(steps for steps, _ in done), sum(seconds for steps, seconds in done if steps)
-    rate = steps / seconds if steps else GUESSED_RATE
+    rate = steps / seconds if steps else usual_rate
     missing = [cell for cell, result in results if result is None]
     begun = sum(any(folder.glob(unfinished(cell, "*"))) for cell in missing)
-    return Status(len(done), begun, missing, sum(work(cell) for cell in missing) / rate)
+    return Status(len(done), begun, missing, rate)
 
 
 def work(cell: Cell) -> float:

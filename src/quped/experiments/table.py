@@ -187,7 +187,7 @@ class Cell:
         """The run of a federation, as an experiment file would tell it."""
         row, column = ROWS[self.method], self.column
         kind = ALGORITHMS[row.algorithm]
-        options = {"name": row.algorithm}
+        options: dict[str, Any] = {"name": row.algorithm}
         for level in (self.table, column):
             options |= level.algorithms.get(row.algorithm, {})
         if row.algorithm in ("local", "qupel", "quped"):

@@ -64,6 +64,9 @@ class Line(NamedTuple):
         first = self.results[0]
         return {
             **{"method": self.method, "bits": self.bits, "mean": round(self.mean, 4), "seeds": len(self.results)},
+            "accuracies": {
+                result["seed"]: round(value, 4) for result, value in zip(self.results, self.accuracies, strict=True)
+            },
             "std": None if self.std is None else round(self.std, 4),
             "paper": None if self.paper is None else self.paper._asdict(),
             "difference": None if self.difference is None else round(self.difference, 4),
@@ -90,7 +93,7 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None = None)
         shortened = sorted((n for n in seeds if n is not None), reverse=True)
         for n in [length] if epochs is not None else [None, *shortened]:
             cells = [Cell(table, column, method, seed, n) for seed in sorted(seeds.get(n, ()))]
-            results = [result for cell in cells if (result := stored(cell, folder)) is not None]
+            results = alike([result for cell in cells if (result := stored(cell, folder)) is not None])
             if results:
                 widths = {group.bits or ROWS[method].bits for group in column.clients} or {ROWS[method].bits}
                 width = min(widths)
@@ -99,6 +102,14 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None = None)
                 if n is None:
                     break
     return found
+
+
+def alike(results: Sequence[Result]) -> list[Result]:
+    """Return those that began with the same data or weights, of several such groups the largest: no mean is of two."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.get("data") or result.get("weights", ""), []).append(result)
+    return max(groups.values(), key=len, default=[])
 
 
 def recorded(column: Column, method: str, folder: Path) -> dict[int | None, set[int]]:

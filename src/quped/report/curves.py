@@ -1,6 +1,5 @@
 """Accuracy by epoch, as a picture."""
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,12 +45,8 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
     fields = [(column, found) for column in table.columns if (found := longest(lines(table, column, folder, epochs)))]
     if not fields:
         return False
-    across = min(2, len(fields))
-    down = math.ceil(len(fields) / across)
-    figure, axes = plt.subplots(down, across, figsize=(11 * across, 5.5 * down), squeeze=False)
-    for axis in axes.flat[len(fields) :]:
-        axis.set_visible(False)
-    for axis, (column, found) in zip(axes.flat, fields, strict=False):
+    figure, axes = plt.subplots(len(fields), 1, figsize=(11, 5.5 * len(fields)), squeeze=False)
+    for axis, (column, found) in zip(axes.flat, fields, strict=True):
         draw_field(axis, column, found)
     figure.suptitle(table.title)
     write(figure, file)
@@ -89,6 +84,9 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
             linestyle="none",
             markersize=5,
         )
+    for start in sorted({start for line in found if (start := finetuning(line)) is not None}):
+        axis.axvline(start, color="#bbbbbb", linewidth=0.8, linestyle=(0, (1, 3)))
+        axis.text(start, floor, " fine-tuning", fontsize=7, color="#888888", va="bottom")
     who = "" if column.recipe else ", mean over clients"
     axis.set(title=column.title, xlabel="epoch", ylabel=f"test accuracy in %{who}")
     axis.set_xlim(0, edge * 1.1)
@@ -99,11 +97,18 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
         fontsize=8,
         loc="upper left",
         bbox_to_anchor=(1.01, 1.0),
-        title="last epoch\nmarks: the paper, o full precision, □ 2 bits, △ 1 bit, ◇ mixed",
+        title="After the last epoch. Marks at the right: the paper's\n(o full precision, □ 2 bits, △ 1 bit, ◇ mixed)",
         title_fontsize=8,
         alignment="left",
         frameon=False,
     )
+
+
+def finetuning(line: Line) -> float | None:
+    """Return the epoch from which a full run is fine-tuned; None if it is not."""
+    first = line.results[0]
+    epochs = first["config"].get("training", first["config"]).get("finetune_epochs", 0)
+    return first["epochs"] - epochs if epochs and not first["shortened"] else None
 
 
 def kind(method: str) -> str:
@@ -123,11 +128,12 @@ def look(method: str) -> tuple[str, str]:
 
 
 def label(line: Line, floor: float) -> str:
-    """Return a line of the legend; it tells of a curve that leaves the picture after its first fifth."""
+    """Return a line of the legend; it tells of a curve that was in the picture and left it."""
     bits = "" if line.bits in ("FP", "mixed") else f", {line.bits} bit{'s' if line.bits != '1' else ''}"
     paper = "" if line.paper is None else f" (paper {line.paper.mean:.2f})"
     y = curve(line)[1]
-    lowest = min(y[len(y) // 5 :])
+    seen = next((i for i, value in enumerate(y) if value >= floor), len(y))
+    lowest = min(y[seen:], default=floor)
     fall = f", down to {lowest:.0f}" if lowest < floor else ""
     return f"{line.title}{bits}: {shown(line.mean, line.std)}{paper}{fall}"
 
