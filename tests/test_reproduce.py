@@ -25,7 +25,7 @@ from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
 from quped.report.comparison import Line, alike, document, lines, markdown, provenance
-from quped.report.curves import apart, finetuning, label, longest, look
+from quped.report.curves import apart, comparable, finetuning, label, look
 
 TABLE_COUNT = 10
 
@@ -235,7 +235,7 @@ def test_shortened_runs_are_marked_everywhere(small: table.Table) -> None:
     found = lines(small, small.columns[0], out)
     assert [line.title for line in found] == ["FedAvg [2 of 4 epochs]", "FedAvg [1 of 4 epochs]"]
     assert found[0].std is None
-    assert longest(found) == found[:1]
+    assert comparable(found) == found[:1]
     (full,) = small.cells(["fedavg"], None, 1)
     run_cell(full, out, workers=0)
     assert "epochs]" not in markdown(small, out)
@@ -371,6 +371,15 @@ def test_the_legend_tells_of_a_curve_that_left_the_picture(accuracies: list[floa
     curve = [{"epoch": i, "accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
     run = {"accuracy": {"mean": 0.9}, "epochs": 3, "full_epochs": 3, "shortened": False, "curve": curve}
     assert label(Line("fedavg", "FP", [run], Figure(91.0, 0.1)), 80.0) == f"FedAvg: 90.00 (paper 91.00){said}"
+
+
+def test_a_picture_compares_runs_of_one_length() -> None:
+    """That which most methods have; a method without it has its longest, which comes first."""
+    lengths = [("fedavg", 10), ("fedavg", 3), ("local", 10), ("local", 3), ("fml", 3), ("pfedme", 5), ("pfedme", 2)]
+    found = [Line(method, "FP", [{"epochs": epochs}], None) for method, epochs in lengths]
+    drawn = {line.method: line.results[0]["epochs"] for line in comparable(found)}
+    assert drawn == {"fedavg": 3, "local": 3, "fml": 3, "pfedme": 5}
+    assert comparable([]) == []
 
 
 def test_pictures_tell_where_fine_tuning_begins(small: table.Table) -> None:

@@ -1,6 +1,7 @@
 """Accuracy by epoch, as a picture."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +43,9 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    fields = [(column, found) for column in table.columns if (found := longest(lines(table, column, folder, epochs)))]
+    fields = [
+        (column, found) for column in table.columns if (found := comparable(lines(table, column, folder, epochs)))
+    ]
     if not fields:
         return False
     figure, axes = plt.subplots(len(fields), 1, figsize=(11, 5.5 * len(fields)), squeeze=False)
@@ -53,9 +56,12 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
     return True
 
 
-def longest(found: Sequence[Line]) -> list[Line]:
-    """Return one line for each method: of runs of several lengths the longest, which comes first."""
-    return list({line.method: line for line in reversed(found)}.values())
+def comparable(found: Sequence[Line]) -> list[Line]:
+    """Return one line for each method: of the length that most methods have, or else its longest, which comes first."""
+    counts = Counter(line.results[0]["epochs"] for line in found)
+    common = max(counts, key=lambda epochs: (counts[epochs], epochs), default=None)
+    chosen = {line.method: line for line in reversed(found)}
+    return list((chosen | {line.method: line for line in found if line.results[0]["epochs"] == common}).values())
 
 
 def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
