@@ -425,7 +425,7 @@ def test_an_interrupted_network_says_how_to_go_on(small: table.Table, monkeypatc
 
     monkeypatch.setattr(command, "run_cell", stop)
     done = CliRunner().invoke(app, ["reproduce", "small", "--methods", "fedavg", "--seeds", "1"])
-    assert "The same command goes on after the last finished epoch" in done.stderr
+    assert "The same command goes on from the last checkpoint" in done.stderr
 
 
 def test_json_keeps_notes_on_the_other_channel(small: table.Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def run(
                     accuracy, taken = result["accuracy"]["mean"], duration(result["seconds"])
                     console.print(f"{title}: {accuracy:.2%} in {taken}", soft_wrap=True)
     except KeyboardInterrupt:
-        typer.echo("Interrupted. The same command goes on after the last finished epoch.", err=True)
+        typer.echo("Interrupted. The same command goes on from the last checkpoint.", err=True)
         raise
     except InterruptedRunError as stop:
         typer.echo(f"{stop} The same command goes on from there.", err=True)
