@@ -165,9 +165,8 @@ def test_the_second_interrupt_is_obeyed_at_once() -> None:
 def test_a_signal_after_the_last_round_is_not_forgotten() -> None:
     """It comes again when the block is over, or a list of runs would go on with the next one."""
     seen: list[int | None] = []
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # where tests run in the background, it is ignored
+    # Where tests run in the background, it is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             interrupt(1, seen)

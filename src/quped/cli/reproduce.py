@@ -41,10 +41,10 @@ Warm = Annotated[
         file_okay=False,
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")]
+
 NARROW = 80
 """Columns of a terminal, below which a table is shortened."""
-
-Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")]
 
 
 def reproduce_command(
@@ -71,6 +71,7 @@ def reproduce_command(
     console = Console(quiet=as_json, highlight=False)
     if not console.is_terminal:
         console.width = 120
+    aside = Console(stderr=True, highlight=False) if as_json else console
     part = methods or columns or epochs
     if list_tables + show_status + check + update > 1:
         raise InvalidValueError("--list, --status, --check and --update stand alone: give one of them.")
@@ -92,34 +93,34 @@ def reproduce_command(
     rows, fields = (None if names is None else [n.strip() for n in names.split(",")] for names in (methods, columns))
     cells = [cell for found in wanted for cell in found.cells(rows, fields, seeds, epochs)]
     if epochs is not None and not any(cell.shortened for cell in cells):
-        console.print(f"[yellow]note:[/] no run has more than {epochs} epochs: nothing is shortened.")
+        aside.print(f"[yellow]note:[/] no run has more than {epochs} epochs: nothing is shortened.")
         epochs = None
     if show_status:
         tell_status(console, wanted, cells, out, warm_start)
         return
     (found,) = wanted
-    run(console, Console(stderr=True, highlight=False) if as_json else console, cells, out, workers, warm_start)
+    run(console, aside, cells, out, workers, warm_start)
     show(console, found, out, epochs)
-    publish(found, out)  # which lists shortened runs, too
-    if publish(found, out, epochs):
-        names = ", ".join(path.name for path in (*texts(found, out, epochs), picture(found, out, epochs)))
+    if epochs is not None:
+        publish(found, out)  # which lists shortened runs, too
+    if written := publish(found, out, epochs):
+        names = ", ".join(path.name for path in written)
         console.print(f"Written to {out / found.name}: {names}", soft_wrap=True)
     if as_json:
         print(json.dumps(values(found, out, epochs), indent=2))
 
 
-def publish(table: Table, out: Path, epochs: int | None = None) -> bool:
-    """Write the table as Markdown, as JSON and as curves, if anything was run; return whether."""
+def publish(table: Table, out: Path, epochs: int | None = None) -> list[Path]:
+    """Write the table as Markdown, as JSON and as curves, if anything was run; return the files."""
     files = texts(table, out, epochs)
     for path, text in files.items():
         path.parent.mkdir(exist_ok=True)
         write_bytes(path, text.encode())
-    return bool(files) and draw(table, out, picture(table, out, epochs), epochs)
-
-
-def picture(table: Table, out: Path, epochs: int | None) -> Path:
-    """Return the file of a table's curves."""
-    return out / table.name / ("curves.png" if epochs is None else f"curves-epochs-{epochs}.png")
+    if not files:
+        return []
+    picture = out / table.name / ("curves.png" if epochs is None else f"curves-epochs-{epochs}.png")
+    draw(table, out, picture, epochs)
+    return [*files, picture]
 
 
 def texts(table: Table, out: Path, epochs: int | None = None) -> dict[Path, str]:

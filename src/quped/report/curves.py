@@ -36,8 +36,8 @@ MARKS = {"FP": "o", "2": "s", "1": "^", "mixed": "D"}
 """Of the paper's figures, by what a line of the table says of bits."""
 
 
-def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> bool:
-    """Draw the curves of a table, one field for each column; return whether there was anything to draw."""
+def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> None:
+    """Draw the curves of a table of which something was run, one field for each column."""
     import matplotlib as mpl  # here, because it would slow the start of every command
 
     mpl.use("Agg")
@@ -46,14 +46,11 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> b
     fields = [
         (column, found) for column in table.columns if (found := comparable(lines(table, column, folder, epochs)))
     ]
-    if not fields:
-        return False
     figure, axes = plt.subplots(len(fields), 1, figsize=(11, 5.5 * len(fields)), squeeze=False)
     for axis, (column, found) in zip(axes.flat, fields, strict=True):
         draw_field(axis, column, found)
     figure.suptitle(table.title)
     write(figure, file)
-    return True
 
 
 def comparable(found: Sequence[Line]) -> list[Line]:
