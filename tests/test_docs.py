@@ -32,10 +32,18 @@ def test_the_tutorial_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    """Every relative link of a page is a file of the project."""
+    """Every relative link of a page is a file of the project, or a section of one."""
     assert len(path.read_text()) > 200, f"{path.name} says nothing"
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
-        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+    for target, section in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text()):
+        page = path.parent / target if target else path
+        assert page.exists(), f"{path.name} links to {target}"
+        assert not section or section in sections(page), f"{path.name} links to {target}#{section}"
+
+
+def sections(page: Path) -> set[str]:
+    """Return the anchors that a page's headings get where Markdown is shown."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_tests_named_in_the_paper_page_exist() -> None:
