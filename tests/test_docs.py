@@ -2,9 +2,16 @@
 
 import importlib
 import re
+import tomllib
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from safetensors.torch import load_file
+
+from quped import Linear, Quantization
+from quped.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -28,6 +35,37 @@ def test_the_tutorial_runs(capsys: pytest.CaptureFixture[str]) -> None:
     found = re.fullmatch(r"accuracy (\S+)% with the values \[\S+, \S+\]\n", capsys.readouterr().out)
     assert found is not None
     assert float(found[1]) > 88
+
+
+def test_the_page_on_python_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example of docs/python.md ends with the sizes of three models and the file of one."""
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    exec(compile(example, "python.md", "exec"), {})
+    found = re.findall(r"(\w+): (\d+)%, (\d+) bytes instead of (\d+)", capsys.readouterr().out)
+    assert [name for name, *_ in found] == ["watch", "phone", "laptop"]
+    for name, accuracy, packed, dense in found:
+        assert int(accuracy) > 60
+        assert (int(packed) < int(dense)) == (name != "laptop")
+    assert len(load_file("watch.safetensors")["2.weight"].unique()) == 2
+
+
+def test_hyperparameters_are_told_as_they_are() -> None:
+    """The table of docs/experiments.md has each method with its names and defaults, and no other."""
+    text = (ROOT / "docs" / "experiments.md").read_text()
+    table = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text.split("## Hyperparameters")[1], re.MULTILINE))
+    assert table.keys() == ALGORITHMS.keys()
+    for name, kind in ALGORITHMS.items():
+        told = {key: float(value) for key, value in re.findall(r"`(\w+) = ([\d.]+)`", table[name])}
+        values = asdict(cast(Any, kind()))
+        assert ("quantization" in table[name]) == (values.pop("quantization", None) is not None)
+        assert told == values
+    quantization = tomllib.loads(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[-1])["algorithm"]["quantization"]
+    assert quantization.keys() == {field.name for field in fields(Quantization)}
+    schedules = {int(bits): Linear(**schedule) for bits, schedule in quantization.pop("lam").items()}
+    assert Quantization(**quantization, lam=schedules) == Quantization()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
