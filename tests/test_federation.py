@@ -1,14 +1,16 @@
 """The public API: what it promises, and what it says to bad input."""
 
+import copy
 import json
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_federation import CLASSES, Net, samples, values, wide_net
+from small_federation import CLASSES, Net, assert_same, samples, values, wide_net
 from torch import nn
 
 from quped import Client, FedAvg, Federation, Local, PFedMe, Progress, QuPeD, QupedError
@@ -167,6 +169,19 @@ def constant_net() -> nn.Module:
     return net
 
 
+class Odd:
+    """Samples whose labels are an array."""
+
+    labels = np.zeros(3)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return 3
+
+    def batch(self, indices: torch.Tensor, rng: object = None) -> None:
+        """Return nothing, since nobody asks."""
+
+
 NAN = samples(0, 20)[0].index_fill(0, torch.tensor([3]), math.nan)
 
 BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
@@ -177,11 +192,20 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"train": (samples(0, 20)[0], samples(0, 20)[1].float())}, "must be class numbers"),
     ({"train": (samples(0, 20)[0], samples(0, 20)[1] - 1)}, "must be 0 or more, got -1"),
     ({"train": samples(0, 20)[:1]}, r"must be a pair \(inputs, labels\)"),
-    ({"train": 3}, r"must be a pair \(inputs, labels\), or have labels and batch\(\), got 3"),
+    ({"train": 3}, r"must be a pair \(inputs, labels\), or have labels, batch\(\) and a length, got 3"),
+    ({"train": TensorSamples(samples(0, 20)[0], samples(0, 5)[1])}, "have 20 inputs but 5 labels"),
+    ({"train": (torch.tensor(3.0), torch.tensor([0]))}, "must have a row for each sample"),
+    ({"train": Odd()}, "labels of the training data of client 'phone' must be a tensor of int64"),
+    ({"model": None}, "must be an nn.Module or a function that makes one, got None"),
+    ({"model": lambda: nn.Linear(-1, 3)}, "model of client 'phone' cannot be made: RuntimeError"),
+    ({"model": lambda: Net().double()}, r"\(Its weights are float64: convert it to float32.\)"),
+    ({"quantize": 5}, "'quantize' of client 'phone' must be a list of names of parameters, got 5"),
+    ({"quantize": [1]}, r"parameters to quantize must be a list of names, got \[1\]"),
+    ({"name": ["a"]}, "name of a client must be a non-empty string"),
     ({"train": (np.array([object()]), samples(0, 1)[1])}, "must be tensors or arrays of numbers"),
     ({"train": TensorSamples(NAN, samples(0, 20)[1])}, "training data of client 'phone' hold NaN"),
     ({"test": (torch.zeros(12, 5), samples(1, 12)[1])}, "network of client 'phone', on its test data, cannot run"),
-    ({"bits": 1, "quantize": "middle.weight"}, "must be a list of names, got the string 'middle.weight'"),
+    ({"bits": 1, "quantize": "middle.weight"}, "must be a list of names of parameters, got 'middle.weight'"),
     ({"bits": 1, "start": "mean"}, "start of the centers must be 'range' or 'kmeans', got 'mean'"),
     ({"bits": 1, "model": constant_net}, "network of client 'phone' cannot be quantized: .* that are all 0"),
     ({"test": (samples(0, 20)[0], samples(0, 20)[1] + 5)}, "has 3 outputs but its labels go up to 7"),
@@ -218,13 +242,79 @@ def test_bad_federations() -> None:
     with pytest.raises(QupedError, match="has 3 outputs but the global model has 4"):
         Federation([client()], QuPeD(), global_model=lambda: nn.Linear(6, 4))
     anything: Callable[..., Federation] = Federation
-    with pytest.raises(QupedError, match="clients must be a list of clients"):
-        anything(client(), QuPeD())
+    for odd in (client(), [{"name": "phone"}], (client() for _ in range(2))):
+        with pytest.raises(QupedError, match=r"clients must be a list of Client\(...\)"):
+            anything(odd, QuPeD())
     for wrong in (QuPeD, "quped"):
         with pytest.raises(QupedError, match=r"algorithm must be an instance such as QuPeD\(\)"):
             anything([client()], wrong)
     with pytest.raises(QupedError, match="seed must be a whole number"):
         Federation([client()], QuPeD(), seed=-1)
+
+
+def frozen(value: float) -> nn.Module:
+    """Return a network with a first layer that stays as it is."""
+    net = Net()
+    nn.init.constant_(net.first.weight, value)
+    net.first.requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (frozen(0.5), "frozen parameters"),
+        (nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, affine=False)), "buffers"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Tanh()), "layers"),
+    ],
+)
+def test_one_network_for_all_means_all_of_it(model: nn.Module, what: str) -> None:
+    """Also what is not trained: otherwise one network is trained and another one deployed."""
+    meeting = frozen(0.25) if what == "frozen parameters" else nn.Sequential(nn.Linear(6, 3), nn.ReLU())
+    with pytest.raises(
+        QupedError, match=f"FedAvg needs the global network .* 'phone' has another one, with other {what}"
+    ):
+        Federation([client(model=model)], FedAvg(), global_model=meeting)
+    Federation([client(model=model)], QuPeD(), global_model=meeting)
+    Federation([client(model=meeting), client("b", model=copy.deepcopy(meeting))], FedAvg())
+
+
+def test_the_order_of_clients_with_own_weights_changes_nothing() -> None:
+    """The global model starts with the weights of the first by name."""
+    members = [client(name, model=Net()) for name in ("b", "a")]
+    fits = [Federation(order, QuPeD()).fit(epochs=1, workers=0) for order in (members, members[::-1])]
+    assert_same(fits[0], fits[1])
+
+
+def test_numbers_may_be_numpys() -> None:
+    """As options of training, as the seed, and in hyperparameters."""
+    kinds: list[tuple[Callable[[int], Any], Callable[[float], Any]]] = [(int, float), (np.int64, np.float32)]
+    fits = [
+        Federation([client()], QuPeD(lambda_p=number(0.5)), seed=whole(3)).fit(
+            epochs=whole(2), batch_size=whole(8), lr=number(0.125), workers=0
+        )
+        for whole, number in kinds
+    ]
+    assert_same(fits[0], fits[1])
+
+
+def test_networks_that_are_random_in_evaluation_are_reproducible() -> None:
+    """Dropout that nobody switched off: the same seed, the same accuracy."""
+
+    def noisy() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 3), Noise())
+
+    members = [client(name, model=noisy) for name in ("a", "b")]
+    fits = [Federation(members, Local()).fit(epochs=2, workers=workers) for workers in (0, 0, 2)]
+    assert fits[0].curve[-1].accuracy == fits[1].curve[-1].accuracy == fits[2].curve[-1].accuracy
+
+
+class Noise(nn.Module):
+    """Dropout in both modes."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return some of the inputs."""
+        return nn.functional.dropout(inputs, 0.9)
 
 
 BAD_FITS: list[tuple[dict[str, object], str]] = [
@@ -245,6 +335,9 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
     ({"steps_per_epoch": 4, "batch_size": 0}, "batch_size must be"),
     ({"evaluate_every": 0}, "evaluate_every must be"),
+    ({"epochs": True}, "epochs must be a whole number of at least 1, got True"),
+    ({"workers": "x"}, "number of workers must be a whole number of at least 0, got 'x'"),
+    ({"checkpoint_every": "a"}, "checkpoint_every must be a whole number of at least 1, got 'a'"),
     ({"lr": 1e12}, "lower the learning rate"),
 ]
 

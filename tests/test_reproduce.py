@@ -274,7 +274,7 @@ def test_a_record_says_what_made_it(small: table.Table, tmp_path: Path) -> None:
     lacking = json.dumps({key: value for key, value in result.items() if key != "seconds"})
     for damaged in ("[]", '{"a": 1}', lacking):
         (tmp_path / cell.path).write_text(damaged)
-        with pytest.raises(RunError, match=r"seed-0\.json is not the record of a run: remove it"):
+        with pytest.raises(RunError, match=r"seed-0\.json is damaged, or no part of a record: remove it"):
             stored(cell, tmp_path)
     (tmp_path / cell.path).write_text(lacking[:50])
     with pytest.raises(RunError, match=r"seed-0\.json cannot be read: .* remove it and run anew"):
@@ -554,6 +554,7 @@ def test_the_projects_own_documents_agree_with_its_records() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
+        (["table1", "--workers", "2"], "--workers is for federations: table1 trains one network"),
         (["--check", "--update"], "stand alone"),
         (["mnist", "--check"], "stand alone"),
         (["--check", "--json"], "stand alone"),

@@ -22,6 +22,8 @@ def test_rounds_cover_the_epochs() -> None:
     assert plan().rounds == 10
     assert plan(steps=5, local=10).rounds == 3
     assert plan(epochs=2, steps=1, local=10).rounds == 1
+    assert [plan(steps=5, local=10).steps(r) for r in range(3)] == [10, 10, 5]
+    assert plan(epochs=2, steps=1, local=10**20).steps(0) == 2
 
 
 def test_the_clock_by_hand() -> None:

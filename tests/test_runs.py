@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from quped.errors import RunError
-from quped.runs import Checkpoints, RunRecord, holds_run, versions, write_json
+from quped.runs import Checkpoints, RunRecord, exclusive, holds_run, versions, write_json
 
 
 def test_a_record_has_config_curves_and_result(tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_rewinding_drops_later_points(tmp_path: Path) -> None:
     for i in range(5):
         record.point({"round": i})
     with (tmp_path / "curves.jsonl").open("a") as file:
+        file.write('\x00\x00\n{"a": 1}\n[]\n')  # as a power failure leaves it
         file.write('{"round": 1')  # cut off, as by a full disk
     record.rewind(2)
     record.point({"round": 2})
@@ -108,13 +110,13 @@ def test_rewinding_drops_later_points(tmp_path: Path) -> None:
 
 
 def test_checkpoints_keep_the_last_two(tmp_path: Path) -> None:
-    """The newest one is found; if it is damaged, the one before; tensors may share memory when saved."""
+    """The newest one is found; if it is damaged, the one before, and it is said; if all are, nothing is begun anew."""
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.latest() is None
     assert checkpoints.rounds() == 0
     same = torch.arange(6.0).reshape(2, 3)
     for i in range(4):
-        checkpoints.save(i, {"a": same + i, "b": (same + i).T, "c": same, "d": same}, {"round": i})
+        checkpoints.save(i, {"a": same + i, "b": (same + i).T.contiguous()}, {"round": i})
     files = sorted((tmp_path / "checkpoints").iterdir())
     assert [file.name for file in files] == ["round-000000002.safetensors", "round-000000003.safetensors"]
     found = checkpoints.latest()
@@ -122,9 +124,56 @@ def test_checkpoints_keep_the_last_two(tmp_path: Path) -> None:
     assert torch.equal(found[0]["b"], (same + 3).T)
     assert checkpoints.rounds() == 4
     files[1].write_bytes(files[1].read_bytes()[:-5])
-    assert checkpoints.rounds() == 3
+    with pytest.warns(UserWarning, match="round-000000003.safetensors is damaged, or no checkpoint"):
+        assert checkpoints.rounds() == 3
+    save_file({"mine": same}, files[0])
+    with pytest.warns(UserWarning, match="passed over"), pytest.raises(RunError, match=r"No checkpoint in .* remove"):
+        checkpoints.latest()
     checkpoints.clear()
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_what_is_said_of_a_checkpoint_may_be_long(tmp_path: Path) -> None:
+    """Longer than the header of the format may be: the curves of ten thousand clients."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, {"a": torch.zeros(2)}, {"round": 7, "curve": "x" * 101_000_000})
+    found = checkpoints.latest()
+    assert found is not None
+    assert list(found[0]) == ["a"]
+    assert len(found[1]["curve"]) == 101_000_000
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another run, which may end in between; nothing is left of the lock."""
+    monkeypatch.setattr("quped.runs.PATIENCE", 0.1)
+    folder = tmp_path / "a" / "b"
+    with exclusive(folder), pytest.raises(RunError, match="b is in use by another process"), exclusive(folder):
+        pass
+    assert not folder.exists()
+    with exclusive(folder):
+        (folder / "file").write_text("")
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    with pytest.raises(RunError, match="cannot be used"), exclusive(folder / "file"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["models/mine.safetensors", "checkpoints/round-1.safetensors"])
+def test_a_users_own_files_are_not_taken_for_a_runs(name: str, tmp_path: Path) -> None:
+    """In a folder that holds no run they stay, whatever may be overwritten."""
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match=r"holds no run, but .*, which would be lost: choose another"):
+            RunRecord.create(tmp_path, overwrite=overwrite)
+    assert (tmp_path / name).read_text() == "precious"
+
+
+@pytest.mark.parametrize("content", ["[]", "5", '{"a": 1}'])
+def test_a_file_of_something_else_is_no_record(content: str, tmp_path: Path) -> None:
+    """It is JSON, but not what a record has."""
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(RunError, match=r"result.json is damaged, or no part of a record: remove it"):
+        RunRecord(tmp_path).finished("accuracy")
 
 
 def test_a_finished_record_has_no_checkpoints(tmp_path: Path) -> None:

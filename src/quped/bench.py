@@ -172,7 +172,7 @@ def plain_round(load: Load, data: list[TensorSamples], threads: int) -> None:
 
 def batches(load: Load, samples: TensorSamples, client: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the batches that the engines draw, too."""
-    steps = {"steps": load.steps, "batch_size": load.batch_size, "draws": 1}
+    steps = {"first": 0, "steps": load.steps, "batch_size": load.batch_size, "draws": 1}
     for (batch,) in draw(samples, seed=0, client=f"c{client:03d}", round_=0, **steps):
         yield batch.inputs[0], batch.labels
 

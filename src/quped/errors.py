@@ -4,6 +4,7 @@ import difflib
 import math
 import signal
 from collections.abc import Iterable
+from numbers import Integral, Real
 
 
 class QupedError(Exception):
@@ -42,11 +43,16 @@ def check(ok: bool, what: str, rule: str, got: object) -> None:
         raise InvalidValueError(f"The {what} must be {rule}, got {got!r}.")
 
 
-def check_number(what: str, value: float, low: float, high: float = math.inf) -> None:
-    """Check that `value` is a number in [low, high]; NaN is not."""
+def check_number(what: str, value: object, low: float, high: float = math.inf) -> None:
+    """Check that `value` is a number, Python's or NumPy's, in [low, high]; NaN is not."""
     rule = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    check(number and low <= value <= high, what, rule, value)
+    fine = not isinstance(value, bool) and isinstance(value, Real) and low <= float(value) <= high
+    check(fine, what, rule, value)
+
+
+def is_whole(value: object) -> bool:
+    """Say whether a value is a whole number, Python's or NumPy's; True and False are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

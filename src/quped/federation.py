@@ -5,9 +5,10 @@ import time
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -30,13 +31,13 @@ from quped.engines import (
     usable_cores,
 )
 from quped.engines.checkpoint import stop_signals
-from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, check
+from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, check, is_whole
 from quped.fit import ClientReport, Evaluation, Fit, Progress
 from quped.models import FunctionalNetwork
 from quped.quant import Start
 from quped.quant.storage import FLOAT_BYTES, float_bytes, packed_bytes
 from quped.rng import torch_seeded
-from quped.runs import Checkpoints
+from quped.runs import Checkpoints, exclusive
 from quped.typing import Model
 
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -109,44 +110,55 @@ class Federation:
         seed: int = 0,
     ) -> None:
         """Without `global_model`, the clients' own network is the global one; then all must have the same."""
-        check(not isinstance(clients, Client), "clients", "a list of clients", clients)
+        some = isinstance(clients, Sequence) and all(isinstance(client, Client) for client in clients)
+        check(some, "clients", "a list of Client(...)", clients)
         known = not isinstance(algorithm, type) and hasattr(algorithm, "meets_in")
         check(known, "algorithm", "an instance such as QuPeD()", algorithm)
-        check(isinstance(seed, int) and seed >= 0, "seed", "a whole number of at least 0", seed)
+        check(is_whole(seed) and seed >= 0, "seed", "a whole number of at least 0", seed)
         check(len(clients) > 0, "number of clients", "at least 1", 0)
         names = [client.name for client in clients]
-        for name, count in Counter(names).items():
+        for name in names:
             check(isinstance(name, str) and name != "", "name of a client", "a non-empty string", name)
+        for name, count in Counter(names).items():
             check(count == 1, "names of the clients", "distinct", name)
         self.algorithm = algorithm
-        self.seed = seed
+        self.seed = int(seed)
         self._names = names
         self._made: dict[tuple[int, tuple[str, ...] | None], FunctionalNetwork] = {}
         self._tasks: dict[tuple[object, ...], Task] = {}
         self._outputs: dict[tuple[object, ...], int] = {}
-        self._global = self._global_network(clients, global_model)
         # Inside, clients stand in the order of their names, so that permuting them changes nothing.
-        self.members = [self._admit(client) for client in sorted(clients, key=lambda c: c.name)]
+        clients = sorted(clients, key=lambda client: client.name)
+        self._global = self._global_network(clients, global_model)
+        self.members = [self._admit(client) for client in clients]
         tell_unseen_classes(self.members)
 
     def _network(self, source: ModelSource, quantize: Sequence[str] | None, who: str) -> FunctionalNetwork:
+        listed = quantize is None or isinstance(quantize, list | tuple)
+        check(listed, f"'quantize' of {who}", "a list of names of parameters", quantize)
         key = (id(source), None if quantize is None else tuple(quantize))
         if key not in self._made:
-            if isinstance(source, nn.Module):
-                module = source
-            else:
-                with torch_seeded(self.seed, "init"):
-                    module = source()
-            check(isinstance(module, nn.Module), f"model of {who}", "an nn.Module or a function that makes one", module)
-            self._made[key] = FunctionalNetwork(module, quantize)
+            self._made[key] = FunctionalNetwork(self._module(source, who), quantize)
         return self._made[key]
+
+    def _module(self, source: ModelSource, who: str) -> nn.Module:
+        made: object = source
+        if not isinstance(source, nn.Module) and callable(source):
+            try:
+                with torch_seeded(self.seed, "init"):
+                    made = source()
+            except Exception as error:  # whatever a user's function does
+                raise NetworkError(f"The model of {who} cannot be made: {type(error).__name__}: {error}") from error
+        if not isinstance(made, nn.Module):
+            raise NetworkError(f"The model of {who} must be an nn.Module or a function that makes one, got {made!r}.")
+        return made
 
     def _global_network(self, clients: Sequence[Client], source: ModelSource | None) -> FunctionalNetwork:
         if source is None:
             source = clients[0].model
-            first = shapes(self._network(source, None, "the first client"))
+            first = self._network(source, None, f"client '{clients[0].name}'")
             others = (self._network(c.model, c.quantize, f"client '{c.name}'") for c in clients)
-            if self.algorithm.meets_in != "none" and any(shapes(other) != first for other in others):
+            if self.algorithm.meets_in != "none" and any(shapes(other) != shapes(first) for other in others):
                 raise NetworkError(
                     "The clients have different networks: say with global_model=... in which one they meet."
                 )
@@ -199,8 +211,11 @@ class Federation:
                 with torch.no_grad():
                     logits, _ = network(network.initial.params, network.initial.buffers, inputs, train=False)
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                kinds = ", ".join(f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}" for x in inputs)
-                raise NetworkError(f"{what} cannot run on its data, {kinds}: {error}") from error
+                kinds = ", ".join(f"{in_short(x.dtype)} of shape {tuple(x.shape)}" for x in inputs)
+                usual = torch.get_default_dtype()
+                odd = {p.dtype for p in network.initial.params.values()} - {usual}
+                hint = f" (Its weights are {in_short(odd.pop())}: convert it to {in_short(usual)}.)" if odd else ""
+                raise NetworkError(f"{what} cannot run on its data, {kinds}: {error}{hint}") from error
             shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             if not isinstance(logits, Tensor) or logits.dim() != 2:
                 raise NetworkError(f"{what} must give one row of class scores for each sample, got {shape}.")
@@ -227,10 +242,10 @@ class Federation:
                 f"The network of {who} has {outputs} outputs but the global model has {expected}: "
                 "make them equal, so that one can teach the other."
             )
-        if self.algorithm.meets_in == "same" and shapes(network) != shapes(self._global):
+        if self.algorithm.meets_in == "same" and (what := distinction(network, self._global)):
             raise NetworkError(
-                f"{type(self.algorithm).__name__} needs the global network at every client, but {who} has another: "
-                "use QuPeD, FML or Local for clients with different networks."
+                f"{type(self.algorithm).__name__} needs the global network at every client, but {who} has another one, "
+                f"with other {what}: use QuPeD, FML or Local for clients with different networks."
             )
 
     def prepare(
@@ -261,7 +276,7 @@ class Federation:
         """
         members = self.members
         for what, value in (("batch_size", batch_size), ("steps_per_epoch", steps_per_epoch)):
-            check(value is None or (type(value) is int and value >= 1), what, "a whole number of at least 1", value)
+            check(value is None or (is_whole(value) and value >= 1), what, "a whole number of at least 1", value)
         if steps_per_epoch is None:
             batch_size = batch_size or DEFAULT_BATCH_SIZE
             steps_per_epoch = math.ceil(sum(len(m.train) for m in members) / (len(members) * batch_size))
@@ -317,8 +332,10 @@ class Federation:
         end the run with an `InterruptedRunError`.
         """
         began = time.monotonic()
-        check(checkpoint_every >= 1, "checkpoint_every", "at least 1", checkpoint_every)
-        check(workers is None or workers >= 0, "number of workers", "at least 0", workers)
+        often = is_whole(checkpoint_every) and checkpoint_every >= 1
+        check(often, "checkpoint_every", "a whole number of at least 1", checkpoint_every)
+        some = workers is None or (is_whole(workers) and workers >= 0)
+        check(some, "number of workers", "a whole number of at least 0", workers)
         check(device is None or not workers, "number of workers", "left out beside a device", workers)
         if isinstance(checkpoints, Path | str):
             checkpoints = Checkpoints(Path(checkpoints))
@@ -326,6 +343,8 @@ class Federation:
         members = self.members
         identity = self._identity(plan, players) if checkpoints else {}
         with ExitStack() as stack:
+            if checkpoints:
+                stack.enter_context(exclusive(checkpoints.folder))
             engine = stack.enter_context(closing(self._engine(players, plan, workers, device)))
             stop = stack.enter_context(stop_signals()) if checkpoints else lambda: None
             shared, first, curve = self.algorithm.init_shared(players[0].task), 0, list[Evaluation]()
@@ -380,12 +399,13 @@ class Federation:
         """Return what must be equal for one run to go on where another one stopped."""
         identity = {"seed": repr(self.seed), "algorithm": repr(self.algorithm), "plan": repr(plan)}
         identity |= {"optimizer": repr(players[0].task.sgd), "global network": in_words(self._global)}
+        words = cache(in_words)  # many clients have one network
         for member, player in zip(self.members, players, strict=True):
-            client, labels = member.client, zlib.crc32(member.train.labels.numpy().tobytes())
+            client = member.client
             identity[f"client '{client.name}'"] = (
-                f"{in_words(member.network)}, {client.bits} bits for {', '.join(player.task.quantized) or 'nothing'}, "
+                f"{words(member.network)}, {client.bits} bits for {', '.join(player.task.quantized) or 'nothing'}, "
                 f"centers by {client.start}{' per channel' * client.per_channel}, batches of {player.batch_size} of "
-                f"{len(member.train)} samples (labels {labels:08x})"
+                f"{len(member.train)} samples ({sum_of(member.train)}; tested on {sum_of(member.test)})"
             )
         return identity
 
@@ -401,31 +421,66 @@ class Federation:
         )
 
 
+def in_short(dtype: torch.dtype) -> str:
+    """Return the name of a type of numbers."""
+    return str(dtype).removeprefix("torch.")
+
+
 def in_words(network: FunctionalNetwork) -> str:
-    """Return a network in a few words, that differ if it does."""
+    """Return a network in a few words, that differ if it does, or the weights that it starts with."""
     count = sum(value.numel() for value in network.initial.params.values())
-    return f"{network.name} with {count} parameters (shapes {zlib.crc32(repr(shapes(network)).encode()):08x})"
+    tensors = {**network.initial.params, **network.initial.buffers, **network.frozen}
+    layers = zlib.crc32(repr((network.structure, {k: v.shape for k, v in tensors.items()})).encode())
+    return f"{network.name} with {count} parameters (layers {layers:08x}, weights {crc(tensors.values()):08x})"
+
+
+def sum_of(samples: Samples) -> str:
+    """Return a checksum of all labels and of some inputs: enough to tell data apart that were scaled or chosen anew."""
+    some = torch.linspace(0, len(samples) - 1, min(len(samples), 256)).long()
+    return f"{crc([samples.labels, *samples.batch(some).inputs]):08x}"
+
+
+def crc(tensors: Iterable[Tensor]) -> int:
+    """Return the CRC-32 of the content of tensors."""
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data, found)
+    return found
 
 
 def describe(member: Member, model: Model, accuracy: float) -> ClientReport:
     """Return what came out for one client."""
     client, task = member.client, member.task
-    frozen = FLOAT_BYTES * member.network.frozen
+    frozen = sum(value.numel() for value in member.network.frozen.values())
     return ClientReport(
         name=client.name,
         model=member.network.name,
         bits=task.bits,
         samples=len(member.train),
         accuracy=accuracy,
-        parameters=sum(v.numel() for v in model.params.values()) + member.network.frozen,
-        bytes_packed=packed_bytes(model, task.quantized, task.bits, per_channel=client.per_channel) + frozen,
-        bytes_float32=float_bytes(model) + frozen,
+        parameters=sum(v.numel() for v in model.params.values()) + frozen,
+        bytes_packed=packed_bytes(model, task.quantized, task.bits, per_channel=client.per_channel)
+        + FLOAT_BYTES * frozen,
+        bytes_float32=float_bytes(model) + FLOAT_BYTES * frozen,
     )
 
 
 def shapes(network: FunctionalNetwork) -> dict[str, torch.Size]:
     """Return the shape of every parameter: what must agree for parameters to be averaged."""
     return {k: v.shape for k, v in network.initial.params.items()}
+
+
+def distinction(a: FunctionalNetwork, b: FunctionalNetwork) -> str | None:
+    """Say in what two networks differ besides trained weights, if at all: one then cannot take the other's place."""
+    if a is b:
+        return None
+    if shapes(a) != shapes(b):
+        return "parameters"
+    if {k: v.shape for k, v in a.initial.buffers.items()} != {k: v.shape for k, v in b.initial.buffers.items()}:
+        return "buffers"
+    if a.frozen.keys() != b.frozen.keys() or not all(torch.equal(v, b.frozen[k]) for k, v in a.frozen.items()):
+        return "frozen parameters"
+    return "layers" if a.structure != b.structure else None
 
 
 def tell_unseen_classes(members: Sequence[Member]) -> None:

@@ -9,8 +9,9 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -25,6 +27,12 @@ from quped.errors import RunError
 
 CONFIG, CURVES, RESULT = "config.json", "curves.jsonl", "result.json"
 CHECKPOINTS, MODELS = "checkpoints", "models"
+
+INFO = "info"
+"""The tensor of a checkpoint that says, as JSON in UTF-8, what it is."""
+
+PATIENCE = 10.0
+"""Seconds to wait for a folder: the workers of a run that was killed need some to notice."""
 
 
 class RunRecord:
@@ -41,13 +49,16 @@ class RunRecord:
         if holds_run(path) and not overwrite:
             raise RunError(f"{path} already holds a run: choose another directory, or allow it to be overwritten.")
         record = cls(path)
+        models = list((path / MODELS).glob("*.safetensors"))
+        if not holds_run(path) and (foreign := [*models, *record.checkpoints.files()]):
+            raise RunError(f"{path} holds no run, but {foreign[0]}, which would be lost: choose another directory.")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            for name in (RESULT, CURVES, CONFIG):
-                (path / name).unlink(missing_ok=True)
-            for model in (path / MODELS).glob("*.safetensors"):
+            for model in models:
                 model.unlink()
             record.checkpoints.clear()
+            for name in (RESULT, CURVES, CONFIG):  # last: as long as one is there, the rest is known to be a run's
+                (path / name).unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"The run directory {path} cannot be used: {error.strerror}.") from error
         return record
@@ -78,14 +89,22 @@ class RunRecord:
     def rewind(self, rounds: int) -> None:
         """Drop the points of all but the first rounds: a run that is continued from there writes them again."""
         curves = self.path / CURVES
-        if curves.exists():
-            lines = [line for line in curves.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-            write_bytes(curves, b"".join(line for line in lines if json.loads(line)["round"] < rounds))
+        if not curves.exists():
+            return
+        kept = []
+        try:
+            for line in curves.read_bytes().splitlines(keepends=True):
+                with suppress(ValueError, TypeError, KeyError):  # damaged, as a power failure leaves it
+                    if line.endswith(b"\n") and json.loads(line)["round"] < rounds:
+                        kept.append(line)
+            write_bytes(curves, b"".join(kept))
+        except OSError as error:
+            raise RunError(f"{curves} cannot be written: {error.strerror}.") from error
 
-    def finished(self) -> dict[str, Any] | None:
-        """Return what came out, if the run is finished."""
+    def finished(self, *keys: str) -> dict[str, Any] | None:
+        """Return what came out, if the run is finished; it must have these keys."""
         path = self.path / RESULT
-        return read_json(path) if path.exists() else None
+        return read_json(path, *keys) if path.exists() else None
 
     def result(self, values: dict[str, Any]) -> None:
         """Write what came out: the sign that the run is finished. Its checkpoints are not needed any more."""
@@ -103,14 +122,17 @@ class Checkpoints:
         self.folder = folder
 
     def save(self, round_: int, tensors: Mapping[str, Tensor], info: dict[str, Any]) -> None:
-        """Write the state after a round, and forget all but the last two."""
-        # Own memory for each tensor: states may share some, which the format does not allow.
-        content = {key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
-        data = safetensors.torch.save(content, {"info": json.dumps(info)})
+        """Write the state after a round, and forget all but the last two. No two tensors may share memory."""
+        # As a tensor: the header of the format, which has a place for words, is limited to 100 MB.
+        told = torch.frombuffer(bytearray(json.dumps(info).encode()), dtype=torch.uint8)
+        try:
+            data = safetensors.torch.save({**tensors, INFO: told})
+        except SafetensorError as error:
+            raise RunError(f"The state of this run is too large for a checkpoint: {error}.") from error
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self.folder / f"round-{round_:09d}.safetensors", data)
-            for old in (*self._files()[self.KEPT :], *self._drafts()):
+            for old in (*self.files()[self.KEPT :], *self._drafts()):
                 old.unlink()
         except OSError as error:
             raise RunError(f"A checkpoint cannot be written to {self.folder}: {error.strerror}.") from error
@@ -118,7 +140,10 @@ class Checkpoints:
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the newest state that can be read, and what was said of it."""
         found = self._newest()
-        return None if found is None else (safetensors.torch.load_file(found[0]), found[1])
+        if found is None:
+            return None
+        tensors = safetensors.torch.load_file(found[0])
+        return {key: value for key, value in tensors.items() if key != INFO}, found[1]
 
     def rounds(self) -> int:
         """Return the number of rounds done before the newest checkpoint."""
@@ -126,26 +151,30 @@ class Checkpoints:
         return 0 if found is None else int(found[1]["round"]) + 1
 
     def _newest(self) -> tuple[Path, dict[str, Any]] | None:
-        """Return the newest file that is whole, and what it says of itself: its header is read, not its tensors."""
-        for file in self._files():
+        """Return the newest file that is whole, and what it says of itself: nothing else of it is read."""
+        files = self.files()
+        for file in files:
             try:
                 with safe_open(file, "pt") as handle:
-                    return file, json.loads(handle.metadata()["info"])
-            except (OSError, SafetensorError):
-                continue  # damaged after it was written: the one before it will do
+                    info: dict[str, Any] = json.loads(bytes(handle.get_tensor(INFO).numpy()))
+                    return file, info
+            except (OSError, SafetensorError, ValueError):
+                warnings.warn(f"{file} is damaged, or no checkpoint: it is passed over.", stacklevel=4)
+        if files:
+            raise RunError(f"No checkpoint in {self.folder} can be read: remove the folder to begin anew.")
         return None
 
     def clear(self) -> None:
         """Remove all checkpoints, and the folder unless it holds something else."""
         try:
-            for file in (*self._files(), *self._drafts()):
+            for file in (*self.files(), *self._drafts()):
                 file.unlink()
         except OSError as error:
             raise RunError(f"The checkpoints in {self.folder} cannot be removed: {error.strerror}.") from error
         with suppress(OSError):
             self.folder.rmdir()
 
-    def _files(self) -> list[Path]:
+    def files(self) -> list[Path]:
         """Return the files, newest first."""
         return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
 
@@ -159,14 +188,36 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in (CONFIG, CURVES, RESULT))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file of a record."""
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Let no other process use a folder within the block: made if need be, and removed if nothing is left in it."""
+    lock = FileLock(folder / ".lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=PATIENCE)
+    except Timeout:
+        raise RunError(f"{folder} is in use by another process: wait until that ends, or name another.") from None
+    except OSError as error:
+        raise RunError(f"The folder {folder} cannot be used: {error.strerror}.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+        (folder / ".lock").unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a file of a record, which must have these keys."""
     try:
         values: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunError(f"{path.parent} holds no run: there is no {path.name}.") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}. If it is damaged, remove it and run anew.") from error
+    if not isinstance(values, dict) or not values.keys() >= set(keys):
+        raise RunError(f"{path} is damaged, or no part of a record: remove it and run anew.")
     return values
 
 

@@ -55,7 +55,7 @@ def clock(phase: Phase) -> Clock:
 def batches(algorithm: AnyAlgorithm) -> list[tuple[Batch, ...]]:
     """Return the batches of one round."""
     data = as_samples(samples(0, 30), "data")
-    return list(draw(data, seed=0, client="c", round_=0, steps=3, batch_size=8, draws=algorithm.draws))
+    return list(draw(data, seed=0, client="c", round_=0, first=0, steps=3, batch_size=8, draws=algorithm.draws))
 
 
 def play(algorithm: AnyAlgorithm, phase: Phase) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def test_fedavg_with_one_client_is_plain_sgd(momentum: float) -> None:
     with torch_seeded(5, "init"):
         module = Net()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.2, weight_decay=0.01, momentum=momentum)
-    for (batch,) in draw(as_samples(data, "d"), seed=5, client="only", round_=0, steps=3, batch_size=8, draws=1):
+    mine = as_samples(data, "d")
+    for (batch,) in draw(mine, seed=5, client="only", round_=0, first=0, steps=3, batch_size=8, draws=1):
         optimizer.zero_grad()
         torch.autograd.backward(nn.functional.cross_entropy(module(*batch.inputs), batch.labels))
         optimizer.step()

@@ -11,7 +11,7 @@ DATA = TensorSamples(torch.arange(10.0), torch.arange(10))
 
 def drawn(round_: int, *, draws: int = 1, seed: int = 0, client: str = "a") -> list[list[int]]:
     """Return the labels of each batch of a round of 3 steps."""
-    steps = draw(DATA, seed=seed, client=client, round_=round_, steps=3, batch_size=4, draws=draws)
+    steps = draw(DATA, seed=seed, client=client, round_=round_, first=3 * round_, steps=3, batch_size=4, draws=draws)
     return [batch.labels.tolist() for step in steps for batch in step]
 
 

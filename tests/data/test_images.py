@@ -72,7 +72,7 @@ def test_augmentation_comes_from_seed_client_and_round(make: Make) -> None:
     data = Subset(make(True), torch.zeros(20, dtype=torch.long))
 
     def drawn(seed: int, client: str, round_: int) -> torch.Tensor:
-        batches = draw(data, seed=seed, client=client, round_=round_, steps=2, batch_size=5, draws=1)
+        batches = draw(data, seed=seed, client=client, round_=round_, first=2 * round_, steps=2, batch_size=5, draws=1)
         return torch.cat([batch.inputs[0] for (batch,) in batches])
 
     assert torch.equal(drawn(1, "a", 3), drawn(1, "a", 3))

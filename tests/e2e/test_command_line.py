@@ -172,6 +172,10 @@ def fails(done: Done, *words: str) -> None:
 MISTAKES = [
     (["clients[0].bits=0"], ["clients[0].bits", "1..8 or 32", "got 0"]),
     (["clients[1].bits=9"], ["clients[1].bits", "1..8 or 32", "got 9"]),
+    (["clients[0].bits=true"], ["clients[0].bits", "must be a number", "got True"]),
+    (["training.epochs=true"], ["training.epochs", "must be a number", "got True"]),
+    (["clients[0].model.width=inf"], ["clients[0].model.cnn1.width", "less than or equal to 100"]),
+    (["clients[1].model.hidden=[100000000000]"], ["clients[1].model.mlp.hidden[0]", "less than or equal to 100000"]),
     (["clients[0].bits=two"], ["clients[0].bits", "integer", "'two'"]),
     (["algorithm.name=qupd"], ["algorithm", "'qupd' is no algorithm", "Did you mean 'quped'"]),
     (["algorithm.lambda=1"], ["quped has no hyperparameter 'lambda'", "lambda_p"]),
@@ -287,8 +291,30 @@ def test_other_runs_below_are_left_alone(experiment: Path, tmp_path: Path) -> No
     before = files()
     assert quped(*arguments, "--out", "runs", "--seed", "1", cwd=tmp_path).returncode == 0
     assert files() == before
-    assert quped(*arguments, "--out", "runs", "--seed", "2", "--overwrite", cwd=tmp_path).returncode == 0
-    assert files() == before
+    for seed in ("2", "0"):  # 0: that of the other run
+        again = quped(*arguments, "--out", "runs", "--seed", seed, "--overwrite", cwd=tmp_path)
+        assert again.returncode == 0
+        assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", "5", "config.json is damaged, or no part of a record"),
+        ("config.json", '{"preset": "x"}', "holds no run of `quped run`"),
+        ("config.json", '{"preset": "x", "seed": 0, "config": 5}', "holds no run of `quped run`"),
+        ("result.json", "[]", "result.json is damaged, or no part of a record"),
+        ("result.json", "{}", "result.json is damaged, or no part of a record"),
+    ],
+)
+def test_damaged_records_are_told_without_a_traceback(
+    name: str, content: str, words: str, experiment: Path, tmp_path: Path
+) -> None:
+    """Whatever is in their files."""
+    arguments = ("run", experiment, "--out", "out", "--quiet", "--set", "training.epochs=1", "--set", "compare=[]")
+    assert quped(*arguments, cwd=tmp_path).returncode == 0
+    (tmp_path / "out" / name).write_text(content)
+    fails(quped("run", "--resume", "out", cwd=tmp_path), words)
 
 
 def test_an_interrupted_run_says_how_to_go_on(

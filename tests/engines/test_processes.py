@@ -207,5 +207,5 @@ def test_the_number_of_workers() -> None:
     seen: list[int] = []
     Federation(clients(QuPeD(), 5), QuPeD(), Net).fit(epochs=1, progress=lambda _: seen.append(len(children())))
     assert set(seen) == {min(5, usable_cores())}
-    with pytest.raises(QupedError, match="number of workers must be at least 0, got -1"):
+    with pytest.raises(QupedError, match="number of workers must be a whole number of at least 0, got -1"):
         fit(QuPeD(), clients(QuPeD(), 2), workers=-1)

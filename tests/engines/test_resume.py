@@ -25,6 +25,13 @@ from quped.runs import Checkpoints
 ROUNDS = 9
 
 
+def other_weights() -> Net:
+    """Return a network that starts elsewhere."""
+    net = Net()
+    net.middle.weight.data.mul_(2)
+    return net
+
+
 class StopError(Exception):
     """Stands for whatever ends a process between two rounds."""
 
@@ -85,6 +92,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         ({"model": wide_net}, "client 'a': Net with 163 parameters .* instead of Net with 291 parameters"),
         ({"train": samples(7, 30)}, "client 'a': .* of 20 samples .* instead of .* of 30 samples"),
         ({"train": (samples(0, 20)[0], samples(0, 20)[1].flip(0))}, "client 'a': .* of 20 samples"),
+        ({"train": (100 * samples(0, 20)[0], samples(0, 20)[1])}, "client 'a': .* of 20 samples"),
+        ({"test": samples(2, 12)}, "client 'a': .* tested on"),
+        ({"model": other_weights}, "client 'a': .* weights .* instead of .* weights"),
         ({"name": "b"}, "client 'b': none instead of"),
     ],
 )
@@ -101,6 +111,29 @@ def test_a_checkpoint_of_other_clients_is_refused(
         Federation([client], QuPeD(), Net).fit(**options, batch_size=5, workers=workers)
     with pytest.raises(QupedError, match="another global network"):
         Federation([client], QuPeD(), wide_net).fit(**options, workers=workers)
+
+
+def test_a_folder_that_cannot_be_used_is_told_at_once(tmp_path: Path) -> None:
+    """Not when the first checkpoint is due."""
+    (tmp_path / "file").write_text("")
+    seen: list[Progress] = []
+    client = Client("a", train=samples(0, 20), test=samples(1, 12), model=Net)
+    with pytest.raises(QupedError, match="file cannot be used"):
+        Federation([client], QuPeD()).fit(checkpoints=tmp_path / "file", progress=seen.append, workers=0)
+    assert not seen
+
+
+def test_clients_of_one_kind_share_tensors_in_a_checkpoint(tmp_path: Path) -> None:
+    """So the file of a large federation has no more of them than that of a small one."""
+    counts = []
+    for count in (2, 40):
+        members = [Client(f"c{i}", samples(i, 9), samples(1, 5), Net, bits=2 + i % 2) for i in range(count)]
+        folder = tmp_path / str(count)
+        Federation(members, QuPeD(), Net).fit(epochs=2, checkpoints=folder, checkpoint_every=1, workers=0)
+        found = Checkpoints(folder).latest()
+        assert found is not None
+        counts.append(len(found[0]))
+    assert counts[0] == counts[1]
 
 
 def test_time_spent_counts_from_the_checkpoint_on(tmp_path: Path) -> None:

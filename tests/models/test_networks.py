@@ -166,11 +166,45 @@ def test_a_functional_network_computes_what_the_module_does() -> None:
         assert torch.equal(value, before[key]), key
 
 
+class Counting(nn.Module):
+    """Counts its calls in buffers: in place, and, in training, by assignment."""
+
+    calls: torch.Tensor
+    steps: torch.Tensor
+
+    def __init__(self) -> None:
+        """Build the layers."""
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        self.calls.add_(1)
+        if self.training:
+            self.steps = self.steps + inputs.mean() * 0 + 1
+        logits: torch.Tensor = self.last(inputs)
+        return logits
+
+
+def test_buffers_of_any_kind_are_carried_on_in_training_alone() -> None:
+    """Whether written in place or assigned; an evaluation changes none, nor the caller's."""
+    network = FunctionalNetwork(Counting())
+    buffers = network.initial.buffers
+    for _ in range(3):
+        _, buffers = network(network.initial.params, buffers, (torch.ones(2, 4),), train=True)
+        _, same = network(network.initial.params, buffers, (torch.ones(2, 4),), train=False)
+        assert same is buffers
+    assert {name: float(value) for name, value in buffers.items()} == {"calls": 3, "steps": 3}
+    assert all(float(value) == 0 for value in network.initial.buffers.values())
+
+
 def test_frozen_parameters_stay_with_the_structure() -> None:
     """They are in neither part of the model, but counted; tied weights appear once."""
     network = FunctionalNetwork(WithState())
     assert "frozen.weight" not in {**network.initial.params, **network.initial.buffers}
-    assert network.frozen == 4 * 4 + 4
+    assert sum(value.numel() for value in network.frozen.values()) == 4 * 4 + 4
     assert "b.weight" not in network.initial.params
     assert network.quantized == ()  # a.weight and last.weight: the first and the last
 
@@ -199,3 +233,17 @@ def test_bad_networks_are_refused() -> None:
         FunctionalNetwork(nn.ReLU())
     with pytest.raises(NetworkError, match=r"no trainable parameter '0.wieght'.*Did you mean '0.weight'"):
         FunctionalNetwork(nn.Sequential(nn.Linear(2, 2)), quantized=["0.wieght"])
+    empty = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    empty.register_parameter("none", nn.Parameter(torch.zeros(0)))
+    with pytest.raises(NetworkError, match="parameter 'none' of Sequential is empty"):
+        FunctionalNetwork(empty, quantized=["none"])
+    uncopied = nn.Sequential(nn.Linear(2, 2))
+    uncopied.__dict__["stream"] = (i for i in range(3))
+    with pytest.raises(NetworkError, match=r"Sequential cannot be copied: .*deepcopy"):
+        FunctionalNetwork(uncopied)
+    declared = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    declared.__dict__["quantized"] = False  # which may mean anything
+    assert FunctionalNetwork(declared).quantized == ("1.weight",)
+    declared.__dict__["quantized"] = "1.weight"
+    with pytest.raises(NetworkError, match="attribute 'quantized' of Sequential must be a tuple"):
+        FunctionalNetwork(declared)

@@ -307,6 +307,8 @@ def save(record: RunRecord, epoch: int, model: nn.Module, optimizer: QuantizedOp
     tensors: dict[str, Tensor] = {}
     info = packed({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tensors)
     curve = [point._asdict() for point in points]
+    # Own memory for each: a model's tensors may share some.
+    tensors = {key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
     record.checkpoints.save(epoch, tensors, {"round": epoch, "state": info, "curve": curve})
 
 

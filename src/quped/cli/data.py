@@ -17,6 +17,7 @@ from quped.data.recipe import About, Recipe
 from quped.data.scheme import split
 from quped.data.store import read
 from quped.errors import DataError, InvalidValueError, nearest
+from quped.runs import write_bytes
 
 app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
 
@@ -95,7 +96,7 @@ def show(
     file = out or Path(f"{name}-{partition.replace('=', '-')}.png")
     title = f"{name}, {partition}, {clients} clients, seed {seed}"
     try:
-        draw_partition(dataset, shares, title, file)
+        write_bytes(file, draw_partition(dataset, shares, title))
     except OSError as error:
         raise DataError(f"The picture cannot be written to {file} ({error}): name another file with --out.") from error
     typer.echo(f"{title}: {file}")

@@ -99,6 +99,8 @@ def reproduce_command(
         tell_status(console, wanted, cells, out, warm_start)
         return
     (found,) = wanted
+    if workers is not None and all(cell.recipe is not None for cell in cells):
+        raise InvalidValueError(f"--workers is for federations: {found.name} trains one network at a time.")
     run(console, aside, cells, out, workers, warm_start)
     show(console, found, out, epochs)
     if epochs is not None:

@@ -45,7 +45,9 @@ CheckpointEvery = Annotated[int, typer.Option(min=1, metavar="N", help="Write a 
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Processes that compute; 0: none but this one. The result is the same.", show_default="all cores"
+        min=0,
+        help="Processes that compute; 0: none but this one. The result is the same.",
+        show_default="all cores; 0 but on Linux",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -72,7 +74,7 @@ def run_command(
         if preset or change or seed is not None or out or overwrite:
             raise InvalidValueError("--resume takes the experiment from the record: give no other options of it.")
         asked = read_json(resume / CONFIG)
-        if "preset" not in asked:
+        if not asked.keys() >= {"preset", "seed", "config"} or not isinstance(asked["config"], dict):
             raise RunError(f"{resume} holds no run of `quped run`: go on with it by the command that began it.")
         name, number, folder = asked["preset"], asked["seed"], resume
         experiment = validate(asked["config"], str(resume / CONFIG))

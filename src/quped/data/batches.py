@@ -25,12 +25,15 @@ def stream(seed: int, client: str, source: int, samples: int, first: int, count:
 
 
 def draw(
-    data: Samples, *, seed: int, client: str, round_: int, steps: int, batch_size: int, draws: int
+    data: Samples, *, seed: int, client: str, round_: int, first: int, steps: int, batch_size: int, draws: int
 ) -> Iterator[tuple[Batch, ...]]:
-    """Yield the batches of one client's round: for each step a tuple of `draws` independent batches."""
+    """Yield the batches of one client's round, whose first step is the `first` one of the run.
+
+    For each step, a tuple of `draws` independent batches.
+    """
     size = min(batch_size, len(data))
     sources = [
-        stream(seed, client, source, len(data), round_ * steps * size, steps * size).reshape(steps, size)
+        stream(seed, client, source, len(data), first * size, steps * size).reshape(steps, size)
         for source in range(draws)
     ]
     rng = generator(seed, "augment", client, round_)

@@ -70,7 +70,7 @@ def picture(content: bytes, name: str) -> NDArray[np.uint8]:
             if png.mode != "RGB" or png.size != (1024, BATCH):
                 raise DataError(f"{name} is a picture of {png.mode} {png.size}, not RGB (1024, {BATCH})")
             pixels = np.asarray(png)
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
         raise DataError(f"{name} is not a whole PNG picture ({error})") from error
     return pixels.reshape(BATCH, 32, 32, 3).transpose(0, 3, 1, 2)
 

@@ -26,16 +26,22 @@ def fetch(recipe: Recipe, folder: Path | None, say: Say) -> None:
     if folder is not None and not folder.is_dir():
         raise DataError(f"There is no folder {folder}: name one that holds the raw files of '{recipe.name}'.")
     file = recipe.file
+    there = f"{recipe.name}: already in {file}, checksum verified (delete it to fetch it again)"
+    if store.intact(file):  # a folder that others keep may be read-only
+        say(there)
+        return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with alone(file, say):
             if store.intact(file):
-                say(f"{recipe.name}: already in {file}, checksum verified (delete it to fetch it again)")
+                say(there)
                 return
             with scratch_folder(file.with_suffix(".partial")) as scratch:
                 tensors, source = obtain(recipe, folder, scratch, say)
                 store.write(file, tensors, source, scratch)
             say(f"{recipe.name}: stored in {file}, from {source}")
+    except BrokenPipeError:  # nobody listens any more to what is said
+        raise
     except OSError as error:
         raise DataError(
             f"The data set '{recipe.name}' cannot be stored in {file.parent} ({error}): make room there or give "

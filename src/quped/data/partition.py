@@ -63,11 +63,12 @@ def without_pairs(hands: Indices, rng: np.random.Generator) -> bool:
     Random exchanges may lead nowhere, so their number is limited: then the cards are dealt anew.
     """
     clients, size = hands.shape
+    client = 0  # exchanges give no one a double: those before the first client with one stay without
     for _ in range(100 * hands.size):
-        doubles = [i for i in range(clients) if len(set(hands[i])) < size]
-        if not doubles:
+        while client < clients and len(set(hands[client])) == size:
+            client += 1
+        if client == clients:
             return True
-        client = doubles[0]
         values, counts = np.unique(hands[client], return_counts=True)
         mine = int(np.flatnonzero(hands[client] == values[counts > 1][0])[0])
         other, theirs = int(rng.integers(clients)), int(rng.integers(size))

@@ -1,6 +1,6 @@
 """A picture of a partition: who has which classes, and how many samples."""
 
-from pathlib import Path
+from io import BytesIO
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from quped.data.samples import Dataset
 INK, TRAIN, TEST, MUTED = "#22303c", "#2f6f9f", "#e08a3c", "#9fb4c4"
 
 
-def draw_partition(dataset: Dataset, shares: list[Share], title: str, file: Path) -> None:
-    """Draw samples per client above, classes of each client below, and clients per class beside; write a PNG file."""
+def draw_partition(dataset: Dataset, shares: list[Share], title: str) -> bytes:
+    """Draw samples per client above, classes of each client below, and clients per class beside; return a PNG file."""
     # matplotlib takes most of a second to import, which only this function should cost.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap
@@ -62,7 +62,9 @@ def draw_partition(dataset: Dataset, shares: list[Share], title: str, file: Path
     for axes in (above, cells, beside, scale.ax):
         axes.spines[:].set_visible(False)
         axes.tick_params(colors=INK)
-    figure.savefig(file, format="png", dpi=150, facecolor="white")
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=150, facecolor="white")
+    return content.getvalue()
 
 
 def extent(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:

@@ -90,12 +90,19 @@ def as_samples(data: Samples | Pair, what: str) -> Samples:
 
     `what` names the data in errors, such as "training data of client 'phone'".
     """
+    if isinstance(data, TensorSamples):
+        data = (data.inputs, data.labels)
     if isinstance(data, tuple | list):
         samples: Samples = from_pair(data, what)
-    elif hasattr(data, "labels") and hasattr(data, "batch"):
+    elif all(hasattr(data, name) for name in ("labels", "batch", "__len__")):
         samples = data
+        integers = isinstance(data.labels, Tensor) and data.labels.dtype == torch.int64 and data.labels.dim() == 1
+        if not integers or len(data.labels) != len(data):
+            raise DataError(f"The labels of the {what} must be a tensor of int64, one for each of its samples.")
     else:
-        raise DataError(f"The {what} must be a pair (inputs, labels), or have labels and batch(), got {data!r:.80}.")
+        raise DataError(
+            f"The {what} must be a pair (inputs, labels), or have labels, batch() and a length, got {data!r:.80}."
+        )
     if isinstance(samples, TensorSamples) and not bool(samples.inputs.isfinite().all()):
         raise DataError(f"The inputs of the {what} hold NaN or infinity: clean them before training.")
     if len(samples) == 0:
@@ -117,6 +124,8 @@ def from_pair(data: Sequence[object], what: str) -> TensorSamples:
         inputs = inputs.to(torch.get_default_dtype())
     if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise DataError(f"The labels of the {what} must be class numbers, one integer for each sample.")
+    if inputs.dim() == 0:
+        raise DataError(f"The inputs of the {what} must have a row for each sample, got a single number.")
     if len(inputs) != len(labels):
         raise DataError(f"The {what} have {len(inputs)} inputs but {len(labels)} labels.")
     return TensorSamples(inputs, labels.long())

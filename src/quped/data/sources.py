@@ -203,7 +203,7 @@ def members(archive: Path, wanted: Iterable[str]) -> Files:
             for entry in tar:
                 base = PurePosixPath(entry.name).name
                 names = [name for name in wanted if fnmatch.fnmatch(base, name)]
-                content = tar.extractfile(entry) if names else None
+                content = tar.extractfile(entry) if names and entry.isfile() else None
                 if content is not None:
                     found[names[0]] = content.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from quped import tree
 from quped.algorithms import AnyAlgorithm
 from quped.engines.rounds import Engine, Player
@@ -17,12 +20,21 @@ from quped.runs import Checkpoints
 def save(
     checkpoints: Checkpoints, engine: Engine, shared: Any, round_: int, identity: dict[str, str], about: dict[str, Any]
 ) -> None:
-    """Write the state after a round, with which run it is of, and what else is to be remembered."""
-    states = engine.states()
-    tensors = dict(tree.items(shared, "shared"))
-    for client, state in states.items():
-        tensors |= dict(tree.items(state, f"personal-{client}"))
-    checkpoints.save(round_, tensors, {"round": round_, "clients": sorted(states), "run": identity, "about": about})
+    """Write the state after a round, with which run it is of, and what else is to be remembered.
+
+    Clients whose states have one form are stacked: files of ten thousand clients then have few tensors.
+    """
+    tensors = {path: leaf.clone(memory_format=torch.contiguous_format) for path, leaf in tree.items(shared, "shared")}
+    groups: dict[tuple[tuple[str, torch.Size, torch.dtype], ...], dict[int, list[Tensor]]] = {}
+    for client, state in sorted(engine.states().items()):
+        leaves = dict(tree.items(state, "personal"))
+        form = tuple((path, leaf.shape, leaf.dtype) for path, leaf in leaves.items())
+        groups.setdefault(form, {})[client] = list(leaves.values())
+    for number, (form, clients) in enumerate(groups.items()):
+        for (path, *_), *column in zip(form, *clients.values(), strict=True):
+            tensors[f"{number}-{path}"] = torch.stack(column)
+    info = {"round": round_, "groups": [list(clients) for clients in groups.values()], "run": identity, "about": about}
+    checkpoints.save(round_, tensors, info)
 
 
 def load(
@@ -51,9 +63,12 @@ def load(
     shared = algorithm.init_shared(players[0].task)
     try:
         states = {}
-        for client in info["clients"]:
-            template = algorithm.init_personal(players[client].task, shared)
-            states[client] = tree.unflatten(template, tensors, f"personal-{client}")
+        for number, clients in enumerate(info["groups"]):
+            for row, client in enumerate(clients):
+                template = algorithm.init_personal(players[client].task, shared)
+                prefix = f"{number}-personal"
+                leaves = {path: tensors[path][row] for path, _ in tree.items(template, prefix)}
+                states[client] = tree.unflatten(template, leaves, prefix)
         shared = tree.unflatten(shared, tensors, "shared")
     except (KeyError, IndexError) as error:
         raise RunError(f"The checkpoint in {checkpoints.folder} is of another federation: it lacks {error}.") from error

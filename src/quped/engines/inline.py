@@ -50,7 +50,7 @@ class InlineEngine:
         """Evaluate every client's deployed model on its own test samples."""
         with one_thread():
             return [
-                score_client(self._algorithm, player, shared, self.personal(shared, i))
+                score_client(self._algorithm, player, self._seed, shared, self.personal(shared, i))
                 for i, player in enumerate(self._players)
             ]
 

@@ -79,7 +79,7 @@ class Board:
         shared = self.shared.read(0)
         state = self.state(shared, job.client, job.source)
         if job.round is None:
-            return score_client(self.algorithm, player, shared, state)
+            return score_client(self.algorithm, player, self.seed, shared, state)
         clock = self.plan.clock(job.round)
         personal, payload, loss = play_client(self.algorithm, player, self.plan, self.seed, shared, state, clock)
         self.personal[job.client].write(job.target, personal)

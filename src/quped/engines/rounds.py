@@ -11,7 +11,7 @@ from torch import Tensor
 from quped import tree
 from quped.algorithms import AnyAlgorithm, Task
 from quped.data import Samples
-from quped.errors import InvalidValueError, check, check_number
+from quped.errors import InvalidValueError, check, check_number, is_whole
 from quped.rng import generator
 from quped.typing import Batch, Clock, Model, Phase
 
@@ -37,7 +37,7 @@ class Plan:
     """The last epochs, spent on fine-tuning after hard quantization."""
     steps_per_epoch: int
     local_steps: int
-    """tau, the steps between two communications."""
+    """tau, the steps between two communications. The last round may have fewer."""
     lr: float
     lr_decay: float
     """Factor on the learning rate per epoch."""
@@ -53,8 +53,8 @@ class Plan:
         """Check the ranges."""
         for what in ("epochs", "steps_per_epoch", "local_steps", "clients_per_round", "evaluate_every"):
             value = getattr(self, what)
-            check(isinstance(value, int) and value >= 1, what, "a whole number of at least 1", value)
-        check(type(self.finetune_epochs) is int, "number of finetune_epochs", "a whole number", self.finetune_epochs)
+            check(is_whole(value) and value >= 1, what, "a whole number of at least 1", value)
+        check(is_whole(self.finetune_epochs), "number of finetune_epochs", "a whole number", self.finetune_epochs)
         check_number("number of finetune_epochs", self.finetune_epochs, 0, self.epochs)
         check_number("learning rate lr", self.lr, 0)
         check(0 < self.lr < math.inf, "learning rate lr", "above 0 and finite", self.lr)
@@ -77,6 +77,10 @@ class Plan:
         """The number of rounds."""
         return math.ceil(self.epochs * self.steps_per_epoch / self.local_steps)
 
+    def steps(self, round_: int) -> int:
+        """Return the number of steps of a round: `local_steps`, or what is left of the run in the last one."""
+        return min(self.local_steps, self.epochs * self.steps_per_epoch - round_ * self.local_steps)
+
     def epoch(self, round_: int) -> int:
         """Return the epoch in which a round begins."""
         return round_ * self.local_steps // self.steps_per_epoch
@@ -86,7 +90,7 @@ class Plan:
         epoch = self.epoch(round_)
         phase = Phase.TRAIN if epoch < self.epochs - self.finetune_epochs else Phase.FINETUNE
         t = round_ * self.local_steps * self.stretch // self.steps_per_epoch
-        return Clock(round_, epoch, phase, t, self.lr * self.lr_decay**t)
+        return Clock(round_, epoch, phase, t, float(self.lr) * float(self.lr_decay) ** t)
 
     def evaluates(self, round_: int) -> bool:
         """Say whether a round ends with an evaluation: the last one does, and the last of every n-th epoch."""

@@ -39,7 +39,8 @@ def batches_of(
         seed=seed,
         client=player.name,
         round_=clock.round,
-        steps=plan.local_steps,
+        first=clock.round * plan.local_steps,
+        steps=plan.steps(clock.round),
         batch_size=player.batch_size,
         draws=algorithm.draws,
     )
@@ -54,9 +55,9 @@ def check_loss(player: Player, clock: Clock, loss: float) -> None:
         )
 
 
-def score_client(algorithm: AnyAlgorithm, player: Player, shared: Any, personal: Any) -> float:
+def score_client(algorithm: AnyAlgorithm, player: Player, seed: int, shared: Any, personal: Any) -> float:
     """Evaluate a client's deployed model on its own test samples."""
-    with naming(player, None):
+    with naming(player, None), torch_seeded(seed, "score", player.name):
         return accuracy(player.task.network, algorithm.deploy(player.task, shared, personal), player.test)
 
 

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from quped.centralized.training import Epoch, Recipe, train
 from quped.data import store
-from quped.errors import InvalidValueError, QupedError, RunError
+from quped.errors import InvalidValueError, QupedError
 from quped.experiments.run import Population
 from quped.experiments.table import ROWS, Cell, tables
 from quped.fit import Evaluation, Progress
@@ -42,9 +42,7 @@ def stored(cell: Cell, folder: Path, begun_with: Mapping[str, str] = ANYTHING) -
     for name in (cell.table.name, *(name for name in tables() if name != cell.table.name)):
         path = folder / name / cell.path.relative_to(cell.table.name)
         if path.exists():
-            result = read_json(path)
-            if not isinstance(result, dict) or not result.keys() >= KEYS:
-                raise RunError(f"{path} is not the record of a run: remove it, and it will be run anew.")
+            result = read_json(path, *KEYS)
             if as_written_today(result["config"]) == config and begun_with.items() <= result.items():
                 return result
     return None

@@ -1,5 +1,6 @@
 """From an experiment file to run records."""
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -18,7 +19,7 @@ from quped.experiments.schema import Experiment
 from quped.federation import Client, Federation
 from quped.fit import Progress
 from quped.rng import generator
-from quped.runs import CONFIG, RunRecord, holds_run, plain, read_json
+from quped.runs import CONFIG, RunRecord, exclusive, holds_run, plain, read_json
 
 VALIDATION_FRACTION = 0.2
 
@@ -55,27 +56,28 @@ def run_experiment(
     asked = [{"preset": preset, "seed": seed, "config": whole}]
     asked += [asked[0] | {"config": whole | {**plain(method.config()), "compare": []}} for method in methods[1:]]
     folders = [out, *(out / name for name in distinct([m.algorithm.name for m in methods[1:]]))]
-    records = claim(folders, asked, overwrite=overwrite, resume=resume)
-    results: list[Result] = []
-    for method, federation, record, told in zip(methods, federations, records, asked, strict=True):
-        result = record.finished()
-        if result is None:
-            record.rewind(record.checkpoints.rounds())
-            fit = federation.fit(
-                **method.training.model_dump(),
-                workers=workers,
-                checkpoints=record.checkpoints,
-                checkpoint_every=checkpoint_every,
-                progress=recording(record, progress(method.algorithm)),
-            )
-            for client in fit.models:
-                record.model(client, fit.module(client).state_dict())
-            result = {"preset": preset, **fit.result(), "config": told["config"]}
-            record.result(result)
-        results.append(result)
-    results[0]["comparison"] = [summary(result) for result in results]
-    records[0].result(results[0])
-    return results
+    with exclusive(out):
+        records = claim(folders, asked, overwrite=overwrite, resume=resume)
+        results: list[Result] = []
+        for method, federation, record, told in zip(methods, federations, records, asked, strict=True):
+            result = record.finished("algorithm", "accuracy", "clients", "seconds")
+            if result is None:
+                record.rewind(record.checkpoints.rounds())
+                fit = federation.fit(
+                    **method.training.model_dump(),
+                    workers=workers,
+                    checkpoints=record.checkpoints,
+                    checkpoint_every=checkpoint_every,
+                    progress=recording(record, progress(method.algorithm)),
+                )
+                for client in fit.models:
+                    record.model(client, fit.module(client).state_dict())
+                result = {"preset": preset, **fit.result(), "config": told["config"]}
+                record.result(result)
+            results.append(result)
+        results[0]["comparison"] = [summary(result) for result in results]
+        records[0].result(results[0])
+        return results
 
 
 def claim(folders: list[Path], asked: list[Result], *, overwrite: bool, resume: bool) -> list[RunRecord]:
@@ -104,16 +106,21 @@ def claim(folders: list[Path], asked: list[Result], *, overwrite: bool, resume: 
 
 
 def peers(folder: Path) -> list[Path]:
-    """Return the folders below a record that belong to it: what else lies there, such as other runs, does not."""
+    """Return the folders below a record that belong to it: what else lies there, such as other runs, does not.
 
-    def origin(path: Path) -> tuple[Any, Any]:
-        with suppress(RunError):
-            told = read_json(path)
-            return told.get("preset"), told.get("seed")
-        return None, None
-
-    mine = origin(folder / CONFIG)
-    return [path.parent for path in folder.glob(f"*/{CONFIG}") if mine == origin(path) != (None, None)]
+    They have the record's preset and seed, compare with nobody, and are called by their method.
+    """
+    found = []
+    with suppress(RunError):  # there is no record yet
+        mine = read_json(folder / CONFIG, "preset", "seed")
+        for path in folder.glob(f"*/{CONFIG}"):
+            with suppress(RunError, KeyError, TypeError):  # it holds something else
+                told = read_json(path)
+                alike = all(told[key] == mine[key] for key in ("preset", "seed")) and not told["config"]["compare"]
+                name = re.escape(told["config"]["algorithm"]["name"])
+                if alike and re.fullmatch(rf"{name}(-\d+)?", path.parent.name):
+                    found.append(path.parent)
+    return found
 
 
 def recording(record: RunRecord, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:

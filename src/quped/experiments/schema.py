@@ -50,6 +50,17 @@ def known_partition(scheme: str) -> str:
     return scheme
 
 
+def no_switch(value: object) -> object:
+    """Refuse true and false, which count as 1 and 0 elsewhere."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(no_switch)]
+Number = Annotated[float, BeforeValidator(no_switch)]
+
+
 class Section(BaseModel):
     """A table of the file; what it does not know is a mistake."""
 
@@ -79,7 +90,7 @@ class CNN(Section):
     """The paper's CNN1 and CNN2."""
 
     name: Literal["cnn1", "cnn2"]
-    width: float = Field(default=1.0, gt=0)
+    width: Number = Field(default=1.0, gt=0, le=100)
 
     def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
         """Make the network."""
@@ -90,7 +101,7 @@ class MLP(Section):
     """A multi-layer perceptron."""
 
     name: Literal["mlp"]
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128, 64)
+    hidden: tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...] = (128, 64)
 
     def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
         """Make the network."""
@@ -112,7 +123,7 @@ class Text(Section):
     """The EmbeddingBag classifier for texts."""
 
     name: Literal["text"]
-    dim: int = Field(default=64, ge=1)
+    dim: Whole = Field(default=64, ge=1, le=100_000)
 
     def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
         """Make the network."""
@@ -134,9 +145,9 @@ NetworkChoice = Annotated[
 class Group(Section):
     """Clients with the same network and bit-width."""
 
-    count: int = Field(ge=1)
+    count: Whole = Field(ge=1)
     model: NetworkChoice
-    bits: Annotated[int, AfterValidator(known_bits)] = 32
+    bits: Annotated[Whole, AfterValidator(known_bits)] = 32
     quantize: tuple[str, ...] | None = None
     per_channel: bool = False
     start: Start = "range"
@@ -145,18 +156,18 @@ class Group(Section):
 class Training(Section):
     """How long and how fast; the arguments of `Federation.fit`."""
 
-    epochs: int = Field(default=30, ge=1)
-    finetune_epochs: int | None = Field(default=None, ge=0)
-    local_steps: int = Field(default=10, ge=1)
-    batch_size: int | None = Field(default=None, ge=1)
-    steps_per_epoch: int | None = Field(default=None, ge=1)
-    lr: float = Field(default=0.1, gt=0)
-    lr_decay: float = Field(default=0.99, gt=0, le=1)
-    weight_decay: float = Field(default=1e-4, ge=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    clients_per_round: int | None = Field(default=None, ge=1)
-    evaluate_every: int = Field(default=1, ge=1)
-    stretch: float = Field(default=1.0, gt=0)
+    epochs: Whole = Field(default=30, ge=1)
+    finetune_epochs: Whole | None = Field(default=None, ge=0)
+    local_steps: Whole = Field(default=10, ge=1)
+    batch_size: Whole | None = Field(default=None, ge=1)
+    steps_per_epoch: Whole | None = Field(default=None, ge=1)
+    lr: Number = Field(default=0.1, gt=0)
+    lr_decay: Number = Field(default=0.99, gt=0, le=1)
+    weight_decay: Number = Field(default=1e-4, ge=0)
+    momentum: Number = Field(default=0.0, ge=0, lt=1)
+    clients_per_round: Whole | None = Field(default=None, ge=1)
+    evaluate_every: Whole = Field(default=1, ge=1)
+    stretch: Number = Field(default=1.0, gt=0)
 
 
 class Peer(Section):

@@ -20,10 +20,10 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
     keeps in full precision.
     """
     declared = getattr(module, "quantized", None)
-    if declared is not None:
-        if not isinstance(declared, list | tuple):
-            kind = type(module).__name__
-            raise NetworkError(f"The attribute 'quantized' of {kind} must be a tuple of parameter names: {declared!r}.")
+    if isinstance(declared, str):
+        kind = type(module).__name__
+        raise NetworkError(f"The attribute 'quantized' of {kind} must be a tuple of parameter names: {declared!r}.")
+    if isinstance(declared, list | tuple):  # anything else is the module's own affair
         return tuple(declared)
     return tuple(k for k, p in module.named_parameters() if p.requires_grad and p.dim() >= 2)[1:-1]
 
@@ -63,36 +63,51 @@ class FunctionalNetwork:
         params = dict(module.named_parameters())
         trainable = {k: p.detach().clone() for k, p in params.items() if p.requires_grad}
         buffers = {k: b.detach().clone() for k, b in module.named_buffers()}
-        self.frozen = sum(p.numel() for p in params.values() if not p.requires_grad)
-        """Numbers in parameters that are not trained; they stay with the structure."""
+        self.frozen = {k: p.detach().clone() for k, p in params.items() if not p.requires_grad}
+        """Parameters that are not trained; they stay with the structure."""
         if not trainable:
             raise NetworkError(f"{self.name} has no trainable parameters.")
         self.initial = Model(trainable, buffers)
-        if isinstance(quantized, str):
-            raise NetworkError(f"The parameters to quantize must be a list of names, got the string '{quantized}'.")
-        self.quantized = quantizable(module) if quantized is None else tuple(dict.fromkeys(quantized))
-        if unknown := [name for name in self.quantized if name not in trainable]:
-            hint = nearest(unknown[0], trainable)
-            raise NetworkError(f"{self.name} has no trainable parameter '{unknown[0]}' to quantize. {hint}")
-        self._training = copy.deepcopy(module).train()
-        self._evaluation = copy.deepcopy(self._training).eval()
+        self.quantized = self._chosen(module, quantized)
+        try:
+            self._training = copy.deepcopy(module).train()
+            self._evaluation = copy.deepcopy(self._training).eval()
+        except Exception as error:  # whatever a user's module does when it is copied
+            raise NetworkError(f"{self.name} cannot be copied: {error} (copy.deepcopy must work for it).") from error
+        self.structure = repr(self._evaluation)
+        """Its layers in words, without their weights."""
         self._slots = {train: slots(self._training if train else self._evaluation) for train in (True, False)}
+
+    def _chosen(self, module: nn.Module, quantized: Sequence[str] | None) -> tuple[str, ...]:
+        """Return the names of the parameters to quantize: those that were asked for, or else the usual ones."""
+        if quantized is None:
+            quantized = quantizable(module)
+        if not isinstance(quantized, list | tuple) or not all(isinstance(name, str) for name in quantized):
+            raise NetworkError(f"The parameters to quantize must be a list of names, got {quantized!r}.")
+        for name in quantized:
+            if name not in self.initial.params:
+                hint = nearest(name, self.initial.params)
+                raise NetworkError(f"{self.name} has no trainable parameter '{name}' to quantize. {hint}")
+            if self.initial.params[name].numel() == 0:
+                raise NetworkError(f"The parameter '{name}' of {self.name} is empty: it cannot be quantized.")
+        return tuple(dict.fromkeys(quantized))
 
     def __call__(
         self, params: Params, buffers: Params, inputs: tuple[Tensor, ...], *, train: bool
     ) -> tuple[Tensor, Params]:
-        """Return the logits and the buffers after the pass."""
+        """Return the logits and the buffers after the pass; those of an evaluation stay as they are."""
         module = self._training if train else self._evaluation
-        if train and buffers:
-            # BatchNorm updates its statistics in place: give it copies, so that the caller's stay as they are.
-            buffers = {k: v.clone() for k, v in buffers.items()}
         held = self._slots[train]
+        # Modules may write to their buffers in place, in evaluation, too: they get copies.
+        copies = {k: v.clone() for k, v in buffers.items()}
         try:
-            for tensors in (params, buffers):
+            for tensors in (params, copies):
                 for name, tensor in tensors.items():
                     for place, key, _ in held[name]:
                         place[key] = tensor
             logits: Tensor = module(*inputs)
+            if train:  # in place or by assignment: what counts is what the module holds now
+                buffers = {name: held[name][0][0][held[name][0][1]].detach() for name in buffers}
         finally:
             for places in held.values():
                 for place, key, own in places:

@@ -20,7 +20,7 @@ def initial_centers(weights: Tensor, m: int, start: Start = "range", *, per_chan
     """
     check(m >= 2, "number of centers", "at least 2", m)
     check(start in ("range", "kmeans"), "start of the centers", "'range' or 'kmeans'", start)
-    rows = weights.detach().reshape(weights.shape[0] if per_channel else 1, -1)
+    rows = weights.detach().reshape(weights.shape[0] if per_channel and weights.dim() else 1, -1)
     low, high = rows.amin(1), rows.amax(1)
     if bool((low == high).any()):
         raise InvalidValueError(
