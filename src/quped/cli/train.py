@@ -95,9 +95,11 @@ def train_command(
                 f"--resume takes everything from the record: leave out {', '.join(sorted(others))}."
             )
         asked = read_json(resume / CONFIG)
-        if "recipe" not in asked:
-            raise RunError(f"{resume} holds no run of `quped train`: go on with it by the command that began it.")
-        recipe, record = Recipe(**asked["recipe"]), RunRecord(resume)
+        try:
+            recipe, record = Recipe(**asked["recipe"]), RunRecord(resume)
+        except (KeyError, TypeError) as error:
+            told = f"{resume} holds no run of `quped train`: go on with it by the command that began it."
+            raise RunError(told) from error
     else:
         if network is None:
             raise InvalidValueError(f"Say which network to train: one of {', '.join(NETWORKS)}.")
@@ -126,7 +128,7 @@ def train_command(
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(quiet=as_json, highlight=False)
-    done = record.finished()
+    done = record.finished("curve", "images_per_second", "threads")
     if done is None:
         try:
             with epoch_bar(console, recipe, record.checkpoints.rounds()) as tell:
