@@ -30,6 +30,7 @@ ALLOWED = {
     "bench": {"algorithms", "data", "engines", "models"},
     "report": {"algorithms", "experiments", "runs"},
     "cli": {"algorithms", "bench", "cache", "centralized", "data", "experiments", "fit", "report", "runs"},
+    "__main__": {"cli"},
 }
 ONLY_IN: dict[str, set[str]] = {
     "sklearn": {"data"},

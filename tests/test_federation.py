@@ -335,6 +335,7 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
     ({"steps_per_epoch": 4, "batch_size": 0}, "batch_size must be"),
     ({"evaluate_every": 0}, "evaluate_every must be"),
+    ({"epoch": 3}, r"fit has no option 'epoch'\. Did you mean 'epochs'\?"),
     ({"epochs": True}, "epochs must be a whole number of at least 1, got True"),
     ({"workers": "x"}, "number of workers must be a whole number of at least 0, got 'x'"),
     ({"checkpoint_every": "a"}, "checkpoint_every must be a whole number of at least 1, got 'a'"),

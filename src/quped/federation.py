@@ -31,7 +31,7 @@ from quped.engines import (
     usable_cores,
 )
 from quped.engines.checkpoint import stop_signals
-from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, check, is_whole
+from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, check, is_whole, nearest
 from quped.fit import ClientReport, Evaluation, Fit, Progress
 from quped.models import FunctionalNetwork
 from quped.quant import Start
@@ -339,6 +339,10 @@ class Federation:
         check(device is None or not workers, "number of workers", "left out beside a device", workers)
         if isinstance(checkpoints, Path | str):
             checkpoints = Checkpoints(Path(checkpoints))
+        if unknown := [option for option in training if option not in Training.__annotations__]:
+            raise InvalidValueError(
+                f"fit has no option '{unknown[0]}'. {nearest(unknown[0], Training.__annotations__)}"
+            )
         plan, players = self.prepare(**training)
         members = self.members
         identity = self._identity(plan, players) if checkpoints else {}

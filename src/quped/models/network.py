@@ -57,7 +57,8 @@ class FunctionalNetwork:
 
     def __init__(self, module: nn.Module, quantized: Sequence[str] | None = None) -> None:
         """Take the structure and the present tensors of `module`; the module itself is not touched again."""
-        self.name = str(getattr(module, "name", type(module).__name__))
+        own = getattr(module, "name", None)
+        self.name = own if isinstance(own, str) else type(module).__name__
         if any(is_lazy(p) for p in module.parameters()):
             raise NetworkError(f"{self.name} has lazy layers without weights: run one forward pass before using it.")
         params = dict(module.named_parameters())

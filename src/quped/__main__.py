@@ -1,0 +1,5 @@
+"""`python -m quped`."""
+
+from quped.cli import main
+
+main()
