@@ -55,6 +55,12 @@ def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def check_whole(what: str, value: object, low: int) -> None:
+    """Check that `value` is a whole number of at least `low`."""
+    fine = isinstance(value, Integral) and is_whole(value) and int(value) >= low
+    check(fine, what, f"a whole number of at least {low}", value)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a sentence that suggests the known word nearest to `word`, and lists all of them."""
     names = sorted(known)

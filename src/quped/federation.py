@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +30,7 @@ from quped.engines import (
     usable_cores,
 )
 from quped.engines.checkpoint import stop_signals
-from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, check, is_whole, nearest
+from quped.errors import InterruptedRunError, InvalidValueError, NetworkError, check, check_whole, is_whole, nearest
 from quped.fit import ClientReport, Evaluation, Fit, Progress
 from quped.models import FunctionalNetwork
 from quped.quant import Start
@@ -114,7 +113,7 @@ class Federation:
         check(some, "clients", "a list of Client(...)", clients)
         known = not isinstance(algorithm, type) and hasattr(algorithm, "meets_in")
         check(known, "algorithm", "an instance such as QuPeD()", algorithm)
-        check(is_whole(seed) and seed >= 0, "seed", "a whole number of at least 0", seed)
+        check_whole("seed", seed, 0)
         check(len(clients) > 0, "number of clients", "at least 1", 0)
         names = [client.name for client in clients]
         for name in names:
@@ -166,8 +165,7 @@ class Federation:
 
     def _admit(self, client: Client) -> Member:
         who = f"client '{client.name}'"
-        whole = isinstance(client.bits, int | np.integer) and not isinstance(client.bits, bool)
-        check(whole and client.bits in BITS, f"'bits' of {who}", "one of 1..8 or 32", client.bits)
+        check(is_whole(client.bits) and client.bits in BITS, f"'bits' of {who}", "one of 1..8 or 32", client.bits)
         train = as_samples(client.train, f"training data of {who}")
         test = as_samples(client.test, f"test data of {who}")
         network = self._network(client.model, client.quantize, who)
@@ -276,7 +274,8 @@ class Federation:
         """
         members = self.members
         for what, value in (("batch_size", batch_size), ("steps_per_epoch", steps_per_epoch)):
-            check(value is None or (is_whole(value) and value >= 1), what, "a whole number of at least 1", value)
+            if value is not None:
+                check_whole(what, value, 1)
         if steps_per_epoch is None:
             batch_size = batch_size or DEFAULT_BATCH_SIZE
             steps_per_epoch = math.ceil(sum(len(m.train) for m in members) / (len(members) * batch_size))
@@ -332,10 +331,9 @@ class Federation:
         end the run with an `InterruptedRunError`.
         """
         began = time.monotonic()
-        often = is_whole(checkpoint_every) and checkpoint_every >= 1
-        check(often, "checkpoint_every", "a whole number of at least 1", checkpoint_every)
-        some = workers is None or (is_whole(workers) and workers >= 0)
-        check(some, "number of workers", "a whole number of at least 0", workers)
+        check_whole("checkpoint_every", checkpoint_every, 1)
+        if workers is not None:
+            check_whole("number of workers", workers, 0)
         check(device is None or not workers, "number of workers", "left out beside a device", workers)
         if isinstance(checkpoints, Path | str):
             checkpoints = Checkpoints(Path(checkpoints))

@@ -11,7 +11,7 @@ from torch import Tensor
 from quped import tree
 from quped.algorithms import AnyAlgorithm, Task
 from quped.data import Samples
-from quped.errors import InvalidValueError, check, check_number, is_whole
+from quped.errors import InvalidValueError, check, check_number, check_whole, is_whole
 from quped.rng import generator
 from quped.typing import Batch, Clock, Model, Phase
 
@@ -52,8 +52,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Check the ranges."""
         for what in ("epochs", "steps_per_epoch", "local_steps", "clients_per_round", "evaluate_every"):
-            value = getattr(self, what)
-            check(is_whole(value) and value >= 1, what, "a whole number of at least 1", value)
+            check_whole(what, getattr(self, what), 1)
         check(is_whole(self.finetune_epochs), "number of finetune_epochs", "a whole number", self.finetune_epochs)
         check_number("number of finetune_epochs", self.finetune_epochs, 0, self.epochs)
         check_number("learning rate lr", self.lr, 0)

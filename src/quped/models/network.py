@@ -108,7 +108,7 @@ class FunctionalNetwork:
                         place[key] = tensor
             logits: Tensor = module(*inputs)
             if train:  # in place or by assignment: what counts is what the module holds now
-                buffers = {name: held[name][0][0][held[name][0][1]].detach() for name in buffers}
+                buffers = {name: place[key].detach() for name in buffers for place, key, _ in held[name][:1]}
         finally:
             for places in held.values():
                 for place, key, own in places:
