@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 from safetensors.torch import load_file
+from small_federation import Net, assert_same, clients
 
-from quped import Linear, Quantization
+from quped import FedAvg, Federation, Linear, Quantization
 from quped.algorithms import ALGORITHMS
+from quped.rng import torch_seeded
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -50,6 +52,31 @@ def test_the_page_on_python_runs(
         assert int(accuracy) > 60
         assert (int(packed) < int(dense)) == (name != "laptop")
     assert len(set(load_file("watch.safetensors")["2.weight"].flatten().tolist())) == 2
+
+
+def test_the_example_of_an_algorithm_is_one(tmp_path: Path) -> None:
+    """That of docs/architecture.md, as it stands: without its pull it is FedAvg, with a strong one it hardly moves."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(compile(example, "architecture.md", "exec"), scope)
+    fedprox = scope["FedProx"]
+    members = clients(FedAvg())
+    fits = [
+        Federation(members, algorithm, Net).fit(epochs=2, batch_size=4, workers=workers, checkpoints=folder)
+        for algorithm, workers, folder in (
+            (FedAvg(), 0, None),
+            (fedprox(mu=0.0), 0, None),
+            (fedprox(mu=5.0), 2, tmp_path),
+            (fedprox(mu=5.0), 0, tmp_path),  # continued after the last round
+        )
+    ]
+    assert_same(fits[0], fits[1])
+    assert_same(fits[2], fits[3])
+    with torch_seeded(0, "init"):
+        began = Net().first.weight
+    ended = [fit.global_module().get_parameter("first.weight").detach() for fit in fits]
+    moved = [float((weight - began.detach()).norm()) for weight in ended]
+    assert 0 < moved[2] < 0.8 * moved[0]
 
 
 def test_hyperparameters_are_told_as_they_are() -> None:

@@ -4,7 +4,8 @@ import copy
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from quped import Client, FedAvg, Federation, Local, PFedMe, Progress, QuPeD, Qu
 from quped.data import TensorSamples
 from quped.federation import ModelSource
 from quped.rng import torch_seeded
+from quped.typing import Batch
 
 
 def client(
@@ -111,6 +113,54 @@ def test_numpy_arrays_and_own_samples_are_data() -> None:
     assert torch.equal(a.models["phone"].params["first.weight"], b.models["phone"].params["first.weight"])
 
 
+def test_pytorch_data_sets_are_data(tmp_path: Path) -> None:
+    """They give what the tensors that they are made of do; what is random in them follows from the seed."""
+    inputs, labels = samples(0, 20)
+    items = [(x.double().numpy(), int(y)) for x, y in zip(inputs, labels, strict=True)]
+    pair = Federation([client(train=(inputs, labels))], QuPeD()).fit(epochs=2, workers=0)
+    for data in (torch.utils.data.TensorDataset(inputs, labels), ListDataset(items)):
+        assert_same(Federation([client(train=data)], QuPeD()).fit(epochs=2, workers=0), pair)
+
+    class Noisy(ListDataset):
+        """Samples with noise, as from an augmenting transform."""
+
+        def __getitem__(self, index: int) -> object:
+            """Return an item with noise."""
+            return torch.tensor(items[index][0]) + torch.randn(6), items[index][1]
+
+    noisy = Federation([client(train=Noisy(items))], QuPeD())
+    first = noisy.fit(epochs=2, workers=0)
+    for workers in (0, 1):  # the second one finds a checkpoint
+        assert_same(noisy.fit(epochs=2, workers=workers, checkpoints=tmp_path), first)
+    assert_same(noisy.fit(epochs=2, workers=1), first)
+    with pytest.raises(AssertionError):
+        assert_same(first, pair)
+
+
+def test_a_fit_tells_what_was_asked_for() -> None:
+    """What was quantized, hyperparameters, and options with the values that followed from the data; all as JSON."""
+    fit = Federation([client(bits=1), client("b")], QuPeD(lambda_p=np.float64(0.5))).fit(
+        epochs=6, lr=0.2, momentum=0.9, local_steps=1, workers=0
+    )
+    assert {report.name: report.quantized for report in fit.clients} == {"phone": ("middle.weight",), "b": ()}
+    told = json.loads(json.dumps(fit.result()))
+    assert told["hyperparameters"]["lambda_p"] == 0.5
+    assert told["hyperparameters"]["quantization"]["sharpness"] == "inf"
+    assert told["training"].items() >= {"lr": 0.2, "momentum": 0.9, "steps_per_epoch": 1, "finetune_epochs": 1}.items()
+    assert told["clients"][0]["quantized"] == ["middle.weight"]
+
+
+def test_the_global_model_comes_back_and_others_can_start_from_it() -> None:
+    """With FedAvg it is what every client deploys; a client that joins later begins with it as w."""
+    fit = Federation([client()], FedAvg()).fit(epochs=2, workers=0)
+    state = fit.global_module().state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in fit.module("phone").state_dict().items())
+    joined = Federation([client("late")], QuPeD(), global_model=fit.global_module()).fit(epochs=1, lr=1e-9, workers=0)
+    assert torch.allclose(joined.global_module().state_dict()["last.weight"], state["last.weight"], atol=1e-6)
+    with pytest.raises(QupedError, match="method local has no global model"):
+        Federation([client()], Local()).fit(epochs=1, workers=0).global_module()
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     """Randomness is an argument: neither torch's nor NumPy's global state has a part in it."""
 
@@ -182,6 +232,40 @@ class Odd:
         """Return nothing, since nobody asks."""
 
 
+class OwnSamples:
+    """Samples that give what they are told to as a batch."""
+
+    labels = torch.tensor([0, 1])
+
+    def __init__(self, returns: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+        """Give batches made of inputs and labels."""
+        self._returns = returns
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.labels)
+
+    def batch(self, indices: torch.Tensor, rng: np.random.Generator | None = None) -> object:
+        """Return something."""
+        return self._returns(torch.zeros(len(indices), 6), self.labels[indices])
+
+
+class ListDataset(torch.utils.data.Dataset[object]):
+    """A PyTorch data set: items, as they are."""
+
+    def __init__(self, items: Sequence[object]) -> None:
+        """Hold the items."""
+        self.items = items
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> object:
+        """Return an item."""
+        return self.items[index]
+
+
 NAN = samples(0, 20)[0].index_fill(0, torch.tensor([3]), math.nan)
 
 BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
@@ -192,7 +276,24 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"train": (samples(0, 20)[0], samples(0, 20)[1].float())}, "must be class numbers"),
     ({"train": (samples(0, 20)[0], samples(0, 20)[1] - 1)}, "must be 0 or more, got -1"),
     ({"train": samples(0, 20)[:1]}, r"must be a pair \(inputs, labels\)"),
-    ({"train": 3}, r"must be a pair \(inputs, labels\), or have labels, batch\(\) and a length, got 3"),
+    ({"train": 3}, r"must be a pair \(inputs, labels\), a PyTorch data set, or have labels, batch\(\) and a .* got 3"),
+    ({"train": (samples(0, 20)[0].byte(), samples(0, 20)[1])}, r"\(Bytes, .* are to be made float32 first: x / 255.\)"),
+    (
+        {"train": (samples(0, 20)[0], samples(0, 20)[1] + 1)},
+        "needs at least 4 outputs, since classes are numbered from 0",
+    ),
+    ({"train": ((samples(0, 20)[0], samples(0, 20)[0]), samples(0, 20)[1])}, "For several inputs, see `quped.data.Sam"),
+    ({"train": OwnSamples(returns=lambda x, y: (x, y))}, r"must be a Batch\(\(input, ...\), labels\) of tensors, got"),
+    ({"train": OwnSamples(returns=lambda x, y: Batch((), y))}, r"must be a Batch\(\(input, ...\), labels\) of tensors"),
+    (
+        {"train": OwnSamples(returns=lambda x, y: Batch((x,), 1 - y))},
+        "batch of the training data of client 'phone' has",
+    ),
+    ({"train": OwnSamples(returns=lambda x, y: 1 / 0)}, "No batch can be drawn from the training .* ZeroDivisionError"),
+    ({"train": ListDataset([])}, "training data of client 'phone' are empty"),
+    ({"train": ListDataset([{"x": 1}])}, r"and items \(input, ..., label\) of tensors or numbers: KeyError"),
+    ({"train": ListDataset([(torch.zeros(6), 0.5)])}, "must be class numbers"),
+    ({"train": ListDataset([("six", 0)])}, "No batch can be drawn from the training data of client 'phone'"),
     ({"train": TensorSamples(samples(0, 20)[0], samples(0, 5)[1])}, "have 20 inputs but 5 labels"),
     ({"train": (torch.tensor(3.0), torch.tensor([0]))}, "must have a row for each sample"),
     ({"train": Odd()}, "labels of the training data of client 'phone' must be a tensor of int64"),
@@ -246,7 +347,7 @@ def test_bad_federations() -> None:
         with pytest.raises(QupedError, match=r"clients must be a list of Client\(...\)"):
             anything(odd, QuPeD())
     for wrong in (QuPeD, "quped"):
-        with pytest.raises(QupedError, match=r"algorithm must be an instance such as QuPeD\(\)"):
+        with pytest.raises(QupedError, match=r"algorithm must be a dataclass instance such as QuPeD\(\)"):
             anything([client()], wrong)
     with pytest.raises(QupedError, match="seed must be a whole number"):
         Federation([client()], QuPeD(), seed=-1)
@@ -296,6 +397,8 @@ def test_numbers_may_be_numpys() -> None:
         for whole, number in kinds
     ]
     assert_same(fits[0], fits[1])
+    told = [json.loads(json.dumps(fit.result())) for fit in fits]
+    assert all(told[0][key] == told[1][key] for key in ("seed", "epochs", "rounds", "hyperparameters", "training"))
 
 
 def test_networks_that_are_random_in_evaluation_are_reproducible() -> None:

@@ -4,7 +4,7 @@
 """
 
 from quped.algorithms import FML, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
-from quped.errors import QupedError
+from quped.errors import InterruptedRunError, QupedError
 from quped.federation import Client, Federation
 from quped.fit import Evaluation, Fit, Progress
 from quped.quant import Linear
@@ -16,6 +16,7 @@ __all__ = [
     "FedAvg",
     "Federation",
     "Fit",
+    "InterruptedRunError",
     "Linear",
     "Local",
     "PFedMe",

@@ -27,8 +27,8 @@ class RunError(QupedError):
     """A run that cannot start, or cannot go on."""
 
 
-class InterruptedRunError(QupedError):
-    """A run that was asked by a signal to stop, and left a checkpoint."""
+class InterruptedRunError(KeyboardInterrupt):
+    """A run that was asked by a signal to stop, and left a checkpoint. Nobody's mistake: so not of the family."""
 
     def __init__(self, round_: int, signal_number: int) -> None:
         """Tell after which round it stopped, and by which signal."""
@@ -64,6 +64,8 @@ def check_whole(what: str, value: object, low: int) -> None:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a sentence that suggests the known word nearest to `word`, and lists all of them."""
     names = sorted(known)
+    if not names:
+        return "There are none."
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
     hint = f"Did you mean '{close[0]}'? " if close else ""
     return f"{hint}Known: {', '.join(names)}."

@@ -5,18 +5,18 @@ import time
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Task, alternating
-from quped.data import Pair, Samples, as_samples
+from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Global, Task, alternating
+from quped.data import Data, Samples, as_samples
 from quped.engines import (
     Engine,
     InlineEngine,
@@ -36,7 +36,7 @@ from quped.models import FunctionalNetwork
 from quped.quant import Start
 from quped.quant.storage import FLOAT_BYTES, float_bytes, packed_bytes
 from quped.rng import torch_seeded
-from quped.runs import Checkpoints, exclusive
+from quped.runs import Checkpoints, entries, exclusive
 from quped.typing import Model
 
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -51,9 +51,9 @@ class Client:
     """A device: its data, its network, its bit-width. None of these need to be those of another client."""
 
     name: str
-    train: Samples | Pair
-    """Training samples: (inputs, labels) as tensors or arrays."""
-    test: Samples | Pair
+    train: Data
+    """Training samples: (inputs, labels) as tensors or arrays, or a PyTorch data set."""
+    test: Data
     """Samples on which the client's model is evaluated."""
     model: ModelSource
     """Functions are called with torch seeded, all alike: clients with the same network start from the same weights."""
@@ -111,8 +111,8 @@ class Federation:
         """Without `global_model`, the clients' own network is the global one; then all must have the same."""
         some = isinstance(clients, Sequence) and all(isinstance(client, Client) for client in clients)
         check(some, "clients", "a list of Client(...)", clients)
-        known = not isinstance(algorithm, type) and hasattr(algorithm, "meets_in")
-        check(known, "algorithm", "an instance such as QuPeD()", algorithm)
+        known = not isinstance(algorithm, type) and hasattr(algorithm, "meets_in") and is_dataclass(algorithm)
+        check(known, "algorithm", "a dataclass instance such as QuPeD()", algorithm)
         check_whole("seed", seed, 0)
         check(len(clients) > 0, "number of clients", "at least 1", 0)
         names = [client.name for client in clients]
@@ -177,7 +177,7 @@ class Federation:
         if highest >= outputs:
             raise NetworkError(
                 f"The network of {who} has {outputs} outputs but its labels go up to {highest}: "
-                f"it needs at least {highest + 1} outputs."
+                f"it needs at least {highest + 1} outputs, since classes are numbered from 0."
             )
         if self.algorithm.meets_in != "none":
             self._check_meeting(network, train, outputs, who)
@@ -213,6 +213,8 @@ class Federation:
                 usual = torch.get_default_dtype()
                 odd = {p.dtype for p in network.initial.params.values()} - {usual}
                 hint = f" (Its weights are {in_short(odd.pop())}: convert it to {in_short(usual)}.)" if odd else ""
+                if not odd and any(x.dtype == torch.uint8 for x in inputs):
+                    hint = f" (Bytes, such as those of images, are to be made {in_short(usual)} first: x / 255.)"
                 raise NetworkError(f"{what} cannot run on its data, {kinds}: {error}{hint}") from error
             shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             if not isinstance(logits, Tensor) or logits.dim() != 2:
@@ -327,8 +329,8 @@ class Federation:
         The result is the same up to rounding.
 
         With `checkpoints`, a folder, the run continues from the newest one, if there is any, and ends as if it had
-        never been interrupted. One is written every `checkpoint_every` rounds, and on SIGINT or SIGTERM, which then
-        end the run with an `InterruptedRunError`.
+        never been interrupted. One is written every `checkpoint_every` rounds, after the last one, and on SIGINT or
+        SIGTERM, which then end the run with an `InterruptedRunError`.
         """
         began = time.monotonic()
         check_whole("checkpoint_every", checkpoint_every, 1)
@@ -343,7 +345,8 @@ class Federation:
             )
         plan, players = self.prepare(**training)
         members = self.members
-        identity = self._identity(plan, players) if checkpoints else {}
+        options = {"hyperparameters": asdict(self.algorithm), "training": asdict(plan) | asdict(players[0].task.sgd)}
+        identity = self._identity(options, players) if checkpoints else {}
         with ExitStack() as stack:
             if checkpoints:
                 stack.enter_context(exclusive(checkpoints.folder))
@@ -366,7 +369,8 @@ class Federation:
                     phase = clock.phase.value
                     progress(Progress(clock.round, plan.rounds, clock.epoch, phase, told.loss, evaluation))
                 signal_number = stop()  # asked once: what comes after the checkpoint waits for the next round
-                if checkpoints is not None and (signal_number or (clock.round + 1) % checkpoint_every == 0):
+                due = (clock.round + 1) % checkpoint_every == 0 or clock.round + 1 == plan.rounds
+                if checkpoints is not None and (signal_number or due):
                     about = {"curve": [asdict(point) for point in curve], "seconds": seconds}
                     checkpoint.save(checkpoints, engine, told.shared, clock.round, identity, about)
                 if signal_number is not None:
@@ -385,6 +389,9 @@ class Federation:
             clients=[describe(by_name[name], models[name], curve[-1].accuracy[name]) for name in self._names],
             models={name: models[name] for name in self._names},
             networks={name: by_name[name].network for name in self._names},
+            global_model=shared.w if isinstance(shared, Global) else None,
+            global_network=self._global,
+            options=options,
         )
 
     def _engine(
@@ -397,10 +404,10 @@ class Federation:
             return InlineEngine(self.algorithm, players, plan, self.seed)
         return ProcessEngine(self.algorithm, players, plan, self.seed, count)
 
-    def _identity(self, plan: Plan, players: Sequence[Player]) -> dict[str, str]:
+    def _identity(self, options: Mapping[str, Any], players: Sequence[Player]) -> dict[str, str]:
         """Return what must be equal for one run to go on where another one stopped."""
-        identity = {"seed": repr(self.seed), "algorithm": repr(self.algorithm), "plan": repr(plan)}
-        identity |= {"optimizer": repr(players[0].task.sgd), "global network": in_words(self._global)}
+        identity = {"seed": repr(self.seed), "algorithm": type(self.algorithm).__name__, **entries(options)}
+        identity["global network"] = in_words(self._global)
         words = cache(in_words)  # many clients have one network
         for member, player in zip(self.members, players, strict=True):
             client = member.client
@@ -439,7 +446,9 @@ def in_words(network: FunctionalNetwork) -> str:
 def sum_of(samples: Samples) -> str:
     """Return a checksum of all labels and of some inputs: enough to tell data apart that were scaled or chosen anew."""
     some = torch.linspace(0, len(samples) - 1, min(len(samples), 256)).long()
-    return f"{crc([samples.labels, *samples.batch(some).inputs]):08x}"
+    with torch_seeded(0, "checksum"):  # data sets of PyTorch may be random
+        inputs = samples.batch(some).inputs
+    return f"{crc([samples.labels, *inputs]):08x}"
 
 
 def crc(tensors: Iterable[Tensor]) -> int:
@@ -458,6 +467,7 @@ def describe(member: Member, model: Model, accuracy: float) -> ClientReport:
         name=client.name,
         model=member.network.name,
         bits=task.bits,
+        quantized=task.quantized,
         samples=len(member.train),
         accuracy=accuracy,
         parameters=sum(v.numel() for v in model.params.values()) + frozen,

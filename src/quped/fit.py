@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from quped.errors import check
+from quped.errors import InvalidValueError, check
 from quped.models import FunctionalNetwork
-from quped.runs import versions
+from quped.runs import plain, versions
 from quped.typing import Model
 
 
@@ -53,6 +53,8 @@ class ClientReport:
     name: str
     model: str
     bits: int
+    quantized: tuple[str, ...]
+    """Names of the parameters that are quantized."""
     samples: int
     """Training samples."""
     accuracy: float
@@ -78,6 +80,11 @@ class Fit:
     models: Mapping[str, Model] = field(repr=False)
     """Each client's deployed tensors."""
     networks: Mapping[str, FunctionalNetwork] = field(repr=False)
+    global_model: Model | None = field(repr=False)
+    """The tensors of w, in which the clients met; None for methods without."""
+    global_network: FunctionalNetwork = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
+    """The method's `hyperparameters`, and the `training`: what was asked for, and what followed from it."""
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -89,16 +96,24 @@ class Fit:
         check(client in self.models, "client", f"one of {', '.join(self.models)}", client)
         return self.networks[client].module(self.models[client])
 
+    def global_module(self) -> nn.Module:
+        """Return the global model as an ordinary module in evaluation mode: where a client that joins may start."""
+        if self.global_model is None:
+            raise InvalidValueError(f"The method {self.algorithm} has no global model.")
+        return self.global_network.module(self.global_model)
+
     def result(self) -> dict[str, Any]:
         """Return the run's record as plain values."""
         values = list(self.accuracy.values())
-        return {
+        told = {
             "algorithm": self.algorithm,
             "seed": self.seed,
             "accuracy": {"mean": float(np.mean(values)), "std": float(np.std(values)), "per_client": self.accuracy},
             "clients": [asdict(client) for client in self.clients],
             "epochs": self.epochs,
             "rounds": self.rounds,
+            **self.options,
             "seconds": round(self.seconds, 3),
             "versions": versions(),
         }
+        return dict(plain(told))

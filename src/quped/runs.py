@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from filelock import FileLock, Timeout
@@ -235,7 +236,18 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def entries(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested values one by one, each with its path."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        found |= entries(value, f"{path}.") if isinstance(value, dict) else {path: repr(value)}
+    return found
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -325,6 +325,13 @@ def test_a_border_that_is_not_known_is_refused() -> None:
         Quantization(border=unknown)
 
 
+@pytest.mark.parametrize("lam", [1e-4, {}, {1: 1e-4}, {"1": Linear(1e-4)}, Linear(1e-4)])
+def test_lambda_is_a_schedule_for_each_bit_width(lam: Any) -> None:
+    """Anything else is told at once, with an example."""
+    with pytest.raises(InvalidValueError, match=r"lam must be schedules by bit-width, such as \{1: Linear\("):
+        Quantization(lam=lam)
+
+
 def test_unquantized_parameters_learn_from_both_passes_straight_through() -> None:
     """A parameter without centers has a true gradient of f(Q_c(x)), and gets it."""
     t = task(X, W, bits=1)

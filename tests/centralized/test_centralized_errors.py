@@ -9,7 +9,7 @@ import torch
 from centralized_nets import METHODS, batches, bn_net, distinct, train
 from torch import Tensor, nn
 
-from quped.centralized import CenterQuant, StraightThrough, linear, quantizable
+from quped.centralized import BinaryRelax, CenterQuant, ProxQuant, StraightThrough, linear, quantizable
 from quped.engines.worker import one_thread
 from quped.errors import InvalidValueError, NetworkError, QupedError, RunError
 
@@ -195,6 +195,10 @@ def test_hyperparameters_are_checked() -> None:
         CenterQuant(bad_base, chosen, bits=1, lam=linear(1))
     with pytest.raises(InvalidValueError, match="sharpness P must be above 0"):
         CenterQuant(base, chosen, bits=1, lam=linear(1), sharpness=0)
+    number: Any = 1e-4
+    for method in (CenterQuant, ProxQuant, BinaryRelax):
+        with pytest.raises(InvalidValueError, match=r"lam must be a function of t, such as linear\(1e-4\), got 0.0001"):
+            method(base, chosen, bits=1, lam=number)
     for value in (-1.0, torch.nan, torch.inf):
         opt = CenterQuant(base, chosen, bits=1, lam=partial(constant, value))
         before = snapshot(model.state_dict())

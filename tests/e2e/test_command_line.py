@@ -119,6 +119,9 @@ def test_a_run_from_start_to_finish(experiment: Path, tmp_path: Path) -> None:
     assert [c["model"] for c in clients] == ["cnn1", "cnn1", "mlp", "mlp"]
     assert all(c["bytes_packed"] < c["bytes_float32"] for c in clients)
     assert [c["algorithm"] for c in result["comparison"]] == ["quped", "local", "fedavg"]
+    assert [c["record"] for c in result["comparison"]] == [".", "local", "fedavg"]
+    note = "note: Under FedAvg every client has the global network mlp and keeps full precision."
+    assert done.stdout.count("note: Under") == done.stdout.count(note) == 1
 
     weights = load_file(tmp_path / "out" / "models" / "client-0.safetensors")
     assert len(set(weights["features.1.weight"].flatten().tolist())) <= 4
@@ -133,6 +136,17 @@ def test_a_run_from_start_to_finish(experiment: Path, tmp_path: Path) -> None:
     fedavg = json.loads((tmp_path / "out" / "fedavg" / "result.json").read_text())
     assert {c["bits"] for c in fedavg["clients"]} == {32}
     assert (fedavg["config"]["training"]["lr"], result["config"]["training"]["lr"]) == (0.2, 0.1)
+
+
+def test_methods_that_are_there_twice_are_told_apart(experiment: Path, tmp_path: Path) -> None:
+    """By what differs, in table and sentences; those that are there once have their names alone."""
+    peers = "[{algorithm={lambda_p=0.5},training={lr=0.2}},{algorithm={name='local'}}]"
+    arguments = ("--set", f"compare={peers}", "--set", "training.epochs=1", "--out", "out")
+    done = quped("run", experiment, *arguments, cwd=tmp_path)
+    for words in ("│ QuPeD, lambda_p 0.25, lr 0.1 ", "│ QuPeD, lambda_p 0.5, lr 0.2 ", "│ Local  ", "Under"):
+        assert (words in done.stdout) == (words != "Under")
+    assert "QuPeD, lambda_p 0.25, lr 0.1 is " in done.stdout
+    assert [c["record"] for c in json.loads((tmp_path / "out" / "result.json").read_text())["comparison"]][1] == "quped"
 
 
 def test_json_is_all_there_is_on_standard_output(experiment: Path, tmp_path: Path) -> None:
@@ -182,13 +196,14 @@ MISTAKES = [
     (["algorithm.lambda_p=2"], ["lambda_p", "between 0 and 1", "got 2"]),
     (["data.name=digit"], ["data.name", "Did you mean 'digits'"]),
     (["clients[0].model=cnn7"], ["clients[0].model: must be one of 'cnn1', 'cnn2'", "cnn7"]),
-    (["training.epoch=3"], ["training: 'epoch' is not known. Did you mean 'epochs'?"]),
+    (["training.epoch=3"], ["training.epoch: is not known. Did you mean 'epochs'?"]),
+    (["algorithm.name=fedavg", "algorithm.tau=2"], ["fedavg has no hyperparameter 'tau'. There are none."]),
     (["data.partition=classes=11"], ["number of classes per client must be between 1 and 10, got 11"]),
     (["data.partition=class=3"], ["data.partition", "classes=N, dirichlet=ALPHA, writers=N or iid", "'class=3'"]),
     (["data.partition=writers=3"], ["writers of 'digits' are not known"]),
     (["clients[0].model=text"], ["text takes texts"]),
     (["clients[0].count=800"], ["use fewer clients"]),
-    (["clients[0].model.widht=2"], ["clients[0].model.cnn1: 'widht' is not known. Did you mean 'width'?"]),
+    (["clients[0].model.widht=2"], ["clients[0].model.cnn1.widht: is not known. Did you mean 'width'?"]),
     (["training"], ["--set takes KEY=VALUE"]),
     (["clients[7].bits=1"], ["nothing at 'clients[7].bits' to set"]),
     (["training.clients_per_round=50"], ["clients_per_round must be at most 4"]),
@@ -202,6 +217,10 @@ MISTAKES = [
     (
         ["training.epochs=0", "training.lr=-1", "clients[0].bits=3.5", "algorithm.lambda_p=7"],
         ["4 mistakes", "training.epochs", "training.lr", "clients[0].bits", "lambda_p"],
+    ),
+    (
+        ["seed=1", "training.epoch=3", "training.lr=-1", "clients[0].model.widht=2", "clients[0].model.width=-1"],
+        ["5 mistakes", "seed: is", "training.epoch:", "training.lr:", "cnn1.widht:", "cnn1.width: ", "(got -1)"],
     ),
 ]
 

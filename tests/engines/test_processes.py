@@ -7,7 +7,7 @@ import signal
 import time
 import traceback
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +48,12 @@ def test_inline_and_processes_agree_bit_for_bit(name: str) -> None:
 
 @dataclass(frozen=True)
 class Deadly:
-    """Samples that kill the process which draws them, as often as `lives` says; a file keeps the count."""
+    """Samples that kill the worker which draws them, as often as `lives` says; a file keeps the count."""
 
     whole: TensorSamples
     deaths: Path
     lives: int
+    home: int = field(default_factory=os.getpid)
 
     @property
     def labels(self) -> Tensor:
@@ -64,8 +65,8 @@ class Deadly:
         return len(self.whole)
 
     def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
-        """Return samples, or die: in training only, not when the federation is made."""
-        if rng is not None and len(self.deaths.read_text()) < self.lives:
+        """Return samples, or die: in training only, and in workers only, not where the federation is made."""
+        if rng is not None and os.getpid() != self.home and len(self.deaths.read_text()) < self.lives:
             self.deaths.write_text(self.deaths.read_text() + "x")
             os.kill(os.getpid(), signal.SIGKILL)
         return self.whole.batch(indices, rng)

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from small_federation import Net, algorithms, assert_same, clients, samples, wide_net
 
-from quped import Client, Federation, Fit, QuPeD, QupedError
+from quped import Client, Federation, Fit, InterruptedRunError, Local, Quantization, QuPeD, QupedError
 from quped.algorithms import AnyAlgorithm
 from quped.engines.checkpoint import stop_signals
-from quped.errors import InterruptedRunError
 from quped.fit import Progress
 from quped.runs import Checkpoints
 
@@ -78,8 +77,24 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         fit(QuPeD(), Checkpoints(tmp_path), 0, stop_after=4)
     with pytest.raises(QupedError, match="of a run with another seed: 3 instead of 4"):
         fit(QuPeD(), Checkpoints(tmp_path), 0, seed=4)
-    with pytest.raises(QupedError, match="of a run with another algorithm"):
+    with pytest.raises(QupedError, match=r"another hyperparameters\.lambda_p: 0\.25 instead of 0\.5"):
         fit(QuPeD(lambda_p=0.5), Checkpoints(tmp_path), 0)
+    with pytest.raises(QupedError, match=r"another hyperparameters\.quantization\.eta2: 0\.0001 instead of 0\.01"):
+        fit(QuPeD(quantization=Quantization(eta2=0.01)), Checkpoints(tmp_path), 0)
+    with pytest.raises(QupedError, match="another algorithm: QuPeD instead of Local"):
+        fit(Local(), Checkpoints(tmp_path), 0)
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    """A checkpoint is left after the last round, whichever it is: nothing is computed, and the result is the same."""
+    whole = fit(QuPeD(), Checkpoints(tmp_path), 0)
+    assert ROUNDS % 2  # a checkpoint every 2 rounds would miss it
+    assert_same(fit(QuPeD(), Checkpoints(tmp_path), 0, stop_after=ROUNDS - 1), whole)
+
+
+def test_an_interruption_is_no_error_that_a_program_recovers_from() -> None:
+    """Who tries the next seed after a `QupedError` does not do so after Ctrl-C."""
+    assert not issubclass(InterruptedRunError, Exception)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -215,7 +230,7 @@ def test_in_another_thread_a_run_has_checkpoints_too(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found[0].rounds == ROUNDS
-    assert Checkpoints(tmp_path).rounds() == 8
+    assert Checkpoints(tmp_path).rounds() == ROUNDS
 
 
 EXPERIMENT = """

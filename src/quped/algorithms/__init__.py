@@ -1,7 +1,7 @@
 """The algorithms: one file each, pure, under one interface."""
 
 from quped.algorithms import alternating
-from quped.algorithms.base import FULL_PRECISION, SGD, AnyAlgorithm, Task
+from quped.algorithms.base import FULL_PRECISION, SGD, AnyAlgorithm, Global, Task
 from quped.algorithms.fedavg import FedAvg
 from quped.algorithms.fml import FML
 from quped.algorithms.local import Local
@@ -24,6 +24,7 @@ __all__ = [
     "AlgorithmClass",
     "AnyAlgorithm",
     "FedAvg",
+    "Global",
     "Local",
     "PFedMe",
     "PerFedAvg",

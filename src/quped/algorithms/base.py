@@ -12,7 +12,7 @@ random numbers: engines do. Its state is four NamedTuples of its own:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -97,6 +97,8 @@ class Global(NamedTuple):
 class Algorithm(Protocol[Shared, Personal, Work, Payload]):
     """The interface that engines drive. `quped.engines.rounds.client_round` shows the order of the calls."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    """It is a dataclass: its fields are hyperparameters."""
     name: ClassVar[str]
     quantizes: ClassVar[bool]
     """Whether clients may have fewer than 32 bits."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from quped.errors import check
+from quped.errors import check, is_whole
 from quped.quant import PAPER, Border, Linear
 
 
@@ -43,4 +43,5 @@ class Quantization:
         check(not (finite and self.straight_through), "sharpness P", "infinite with straight_through", self.sharpness)
         check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
         some = isinstance(self.lam, Mapping) and len(self.lam) > 0
+        some = some and all(is_whole(bits) and callable(schedule) for bits, schedule in self.lam.items())
         check(some, "lam", "schedules by bit-width, such as {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}", self.lam)

@@ -37,6 +37,12 @@ Gradients = dict[Tensor, Tensor | None]
 linear = Linear
 
 
+def schedule(lam: Schedule) -> Schedule:
+    """Return lambda(t), if a function is what it is."""
+    check(callable(lam), "lam", "a function of t, such as linear(1e-4)", lam)
+    return lam
+
+
 def at(lam: Schedule, t: float) -> float:
     """Return lambda(t), which a proximal step needs to be finite."""
     value = lam(t)

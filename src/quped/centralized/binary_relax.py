@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 from torch.optim import Optimizer
 
-from quped.centralized.base import Closure, QuantizedOptimizer, Schedule
+from quped.centralized.base import Closure, QuantizedOptimizer, Schedule, schedule
 from quped.centralized.levels import even, fit
 from quped.centralized.selection import GroupSpec, Selection
 from quped.errors import check_number
@@ -47,7 +47,7 @@ class BinaryRelax(QuantizedOptimizer):
     ) -> None:
         """Take lambda(t) as `lam`, such as geometric(1.0, 1.04, hard_from=...)."""
         super().__init__(base, params, partial(even, per_channel=per_channel), bits=bits)
-        self.lam = lam
+        self.lam = schedule(lam)
 
     def _learn(self, closure: Closure) -> Tensor:
         """Take a gradient step at y, then fit the levels to the new x."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from quped.centralized.base import CLIP, Closure, Gradients, QuantizedOptimizer, Schedule, at, pull_back
+from quped.centralized.base import CLIP, Closure, Gradients, QuantizedOptimizer, Schedule, at, pull_back, schedule
 from quped.centralized.selection import GroupSpec, Selection
 from quped.centralized.statistics import clones, holding, write
 from quped.errors import check
@@ -55,7 +55,7 @@ class CenterQuant(QuantizedOptimizer):
         check(sharpness > 0, "sharpness P", "above 0", sharpness)
         hard_or_paper = sharpness == math.inf or not straight_through
         check(hard_or_paper, "sharpness P", "infinite with straight_through, whose gradient takes its place", sharpness)
-        self.lam, self.sharpness, self.straight_through = lam, sharpness, straight_through
+        self.lam, self.sharpness, self.straight_through = schedule(lam), sharpness, straight_through
         super().__init__(
             base,
             params,

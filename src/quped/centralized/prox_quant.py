@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from quped.centralized.base import Closure, QuantizedOptimizer, Schedule, at
+from quped.centralized.base import Closure, QuantizedOptimizer, Schedule, at, schedule
 from quped.centralized.selection import GroupSpec, Selection
 from quped.centralized.statistics import write
 from quped.errors import check
@@ -27,7 +27,7 @@ class ProxQuant(QuantizedOptimizer):
     ) -> None:
         """Take lambda(t) as `lam`; the method is for 1 bit only."""
         super().__init__(base, params, signs, bits=bits)
-        self.lam = lam
+        self.lam = schedule(lam)
         for group in self.groups:
             check(group["bits"] == 1, "bits of ProxQuant", "1: its centers are -1 and 1", group["bits"])
 

@@ -157,12 +157,12 @@ def run(
                 elif not console.is_terminal:  # and so without bars
                     accuracy, taken = result["accuracy"]["mean"], duration(result["seconds"])
                     console.print(f"{title}: {accuracy:.2%} in {taken}", soft_wrap=True)
-    except KeyboardInterrupt:
-        typer.echo("Interrupted. The same command goes on from the last checkpoint.", err=True)
-        raise
     except InterruptedRunError as stop:
         typer.echo(f"{stop} The same command goes on from there.", err=True)
         raise typer.Exit(128 + stop.signal_number) from stop
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. The same command goes on from the last checkpoint.", err=True)
+        raise
 
 
 def show(console: Console, table: Table, out: Path, epochs: int | None) -> None:

@@ -5,6 +5,7 @@ from rich.table import Table
 
 from quped.algorithms import ALGORITHMS, FULL_PRECISION
 from quped.experiments import Result
+from quped.runs import entries
 
 MOST_ROWS = 30
 """Clients listed one by one."""
@@ -13,6 +14,18 @@ MOST_ROWS = 30
 def title(result: Result) -> str:
     """Return an algorithm's proper name."""
     return ALGORITHMS[result["algorithm"]].__name__
+
+
+def titles(results: list[Result]) -> list[str]:
+    """Return the names of methods: of those that are there twice with the options in which they differ."""
+    names = [title(result) for result in results]
+    told = [entries(result.get("hyperparameters", {})) | entries(result.get("training", {})) for result in results]
+    found = []
+    for name, mine in zip(names, told, strict=True):
+        alike = [other for other_name, other in zip(names, told, strict=True) if other_name == name]
+        differ = [f"{key} {value}" for key, value in mine.items() if any(other.get(key) != value for other in alike)]
+        found.append(f"{name}, {', '.join(differ)}" if differ else name)
+    return found
 
 
 def accuracy(result: Result) -> float:
@@ -56,21 +69,21 @@ def comparison_table(results: list[Result]) -> Table:
     table.add_column("method")
     for name in ("accuracy", "worst client", "size per client", "seconds"):
         table.add_column(name, justify="right")
-    for result in results:
+    for name, result in zip(titles(results), results, strict=True):
         worst = min(result["accuracy"]["per_client"].values())
         packed = size(mean(result, "bytes_packed"))
-        table.add_row(title(result), f"{accuracy(result):.1%}", f"{worst:.1%}", packed, f"{result['seconds']:.0f}")
+        table.add_row(name, f"{accuracy(result):.1%}", f"{worst:.1%}", packed, f"{result['seconds']:.0f}")
     return table
 
 
 def verdict(results: list[Result]) -> str:
     """Say in a sentence per method how the first one compares with it."""
-    first = results[0]
+    first, names = results[0], titles(results)
     lines = []
-    for other in results[1:]:
+    for other, name in zip(results[1:], names[1:], strict=True):
         gap = 100 * (accuracy(first) - accuracy(other))
         words = f"{abs(gap):.1f} points {'above' if gap > 0 else 'below'}" if abs(gap) >= 0.05 else "as accurate as"
         ratio = mean(other, "bytes_packed") / mean(first, "bytes_packed")
         space = f", in 1/{ratio:.1f} of the space" if ratio > 1.05 else ""
-        lines.append(f"{title(first)} is {words} {title(other)}{space}.")
+        lines.append(f"{names[0]} is {words} {name}{space}.")
     return "\n".join(lines)

@@ -92,8 +92,8 @@ def lay_out(algorithm: AnyAlgorithm, players: Sequence[Player], plan: Plan, seed
     first, clock = players[0], plan.clock(0)
     shared = algorithm.init_shared(first.task)
     work = algorithm.start(first.task, shared, algorithm.init_personal(first.task, shared), clock)
-    twice = first.train.batch(torch.zeros(2, dtype=torch.long))  # BatchNorm needs two samples
     with naming(first, 0), torch_seeded(seed, "layout"):
+        twice = first.train.batch(torch.zeros(2, dtype=torch.long))  # BatchNorm needs two samples
         _, payload = algorithm.finish(first.task, work, twice, clock)
     groups = Counter(id(player.task) for player in players)
     files: dict[int, Rows] = {}

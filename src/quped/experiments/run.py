@@ -1,6 +1,7 @@
 """From an experiment file to run records."""
 
 import re
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -48,6 +49,8 @@ def run_experiment(
     and what is not goes on from its last checkpoint. Returns what `result.json` of each says.
     """
     methods = experiment.methods
+    for method in methods:
+        tell_replaced(experiment, method.algorithm)
     population = Population(experiment, seed)
     federations = [population.federation(method.algorithm) for method in methods]
     for method, federation in zip(methods, federations, strict=True):
@@ -75,7 +78,10 @@ def run_experiment(
                 result = {"preset": preset, **fit.result(), "config": told["config"]}
                 record.result(result)
             results.append(result)
-        results[0]["comparison"] = [summary(result) for result in results]
+        results[0]["comparison"] = [
+            {**summary(result), "record": str(folder.relative_to(out))}
+            for result, folder in zip(results, folders, strict=True)
+        ]
         records[0].result(results[0])
         return results
 
@@ -121,6 +127,18 @@ def peers(folder: Path) -> list[Path]:
                 if alike and re.fullmatch(rf"{name}(-\d+)?", path.parent.name):
                     found.append(path.parent)
     return found
+
+
+def tell_replaced(experiment: Experiment, algorithm: AnyAlgorithm) -> None:
+    """Warn of what clients do not get as the experiment has it, since the method cannot do so."""
+    meeting = experiment.global_model or experiment.clients[0].model
+    told = []
+    if algorithm.meets_in == "same" and any(group.model != meeting for group in experiment.clients):
+        told.append(f"has the global network {meeting.name}")
+    if not algorithm.quantizes and any(group.bits < FULL_PRECISION for group in experiment.clients):
+        told.append("keeps full precision")
+    if told:
+        warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(told)}.", stacklevel=3)
 
 
 def recording(record: RunRecord, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -13,10 +13,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import nn
 
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
@@ -61,19 +63,36 @@ Whole = Annotated[int, BeforeValidator(no_switch)]
 Number = Annotated[float, BeforeValidator(no_switch)]
 
 
+def mistake(
+    kind: str, text: str, context: dict[str, Any], place: tuple[int | str, ...], got: object
+) -> InitErrorDetails:
+    """Return a mistake as pydantic takes it."""
+    return InitErrorDetails(type=PydanticCustomError(kind, text, context), loc=place, input=got)
+
+
 class Section(BaseModel):
     """A table of the file; what it does not know is a mistake."""
 
     model_config = ConfigDict(frozen=True)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def known_keys(cls, values: Any) -> Any:
-        """Refuse keys that are not known, and say which are."""
-        unknown = [key for key in values if key not in cls.model_fields] if isinstance(values, dict) else []
-        if unknown:
-            raise ValueError(" ".join(f"'{key}' is not known. {nearest(key, cls.model_fields)}" for key in unknown))
-        return values
+    def known_keys(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Refuse keys that are not known, and say which are, beside the mistakes in those that are."""
+        mistakes = [
+            mistake("unknown_key", f"is not known. {nearest(key, cls.model_fields)}", {}, (key,), value)
+            for key, value in (values.items() if isinstance(values, dict) else ())
+            if key not in cls.model_fields
+        ]
+        try:
+            made = handler(values)
+        except ValidationError as error:
+            if not mistakes:
+                raise
+            mistakes += [mistake(e["type"], e["msg"], e.get("ctx", {}), e["loc"], e["input"]) for e in error.errors()]
+        if mistakes:
+            raise ValidationError.from_exception_data(cls.__name__, mistakes)
+        return made
 
 
 class Data(Section):
@@ -288,7 +307,7 @@ def describe(error: ValidationError, prefix: str = "") -> list[str]:
         text = item["msg"].removeprefix("Value error, ")
         match item["type"]:
             case "unexpected_keyword_argument":
-                text = "is not known"
+                text = "is not known."
             case "union_tag_invalid":
                 text = f"must be one of {item['ctx']['expected_tags']}"
             case "missing":
