@@ -25,7 +25,7 @@ from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
 from quped.report.comparison import Line, alike, document, lines, markdown, provenance
-from quped.report.curves import apart, comparable, finetuning, label, look
+from quped.report.curves import apart, comparable, draw_column, finetuning, label, look
 
 TABLE_COUNT = 10
 
@@ -380,6 +380,25 @@ def test_a_picture_compares_runs_of_one_length() -> None:
     drawn = {line.method: line.results[0]["epochs"] for line in comparable(found)}
     assert drawn == {"fedavg": 3, "local": 3, "fml": 3, "pfedme": 5}
     assert comparable([]) == []
+
+
+def test_many_curves_have_a_field_for_each_bit_width() -> None:
+    """On one scale, with the fewest bits at the right; few curves share a field."""
+    from matplotlib.figure import Figure as Picture
+
+    run = {"accuracy": {"mean": 0.9}, "epochs": 2, "full_epochs": 2, "shortened": False, "config": {}}
+    run["curve"] = [{"epoch": 0, "accuracy": 0.8}, {"epoch": 1, "accuracy": 0.9}]
+    femnist = find_table("femnist-cnn1")
+    methods = [method for method in femnist.methods if "+" not in method]
+    widths = {"1bit": "1", "2bit": "2"}
+    found = [Line(method, widths.get(method.rpartition("-")[2], "FP"), [run], None) for method in methods]
+    for count, titles in ((len(found), ["full precision", "2 bits", "1 bit"]), (8, [""])):
+        (part,) = Picture().subfigures(1, 1, squeeze=False).flat
+        draw_column(part, femnist.columns[0], found[:count])
+        assert [axis.get_title() for axis in part.axes] == titles
+        assert len({axis.get_ylim() for axis in part.axes}) == 1
+        drawn = [text.get_text() for axis in part.axes for text in axis.get_legend().get_texts()]
+        assert len(drawn) == len(set(drawn)) == count
 
 
 def test_pictures_tell_where_fine_tuning_begins(small: table.Table) -> None:

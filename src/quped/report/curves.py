@@ -15,6 +15,7 @@ from quped.report.picture import write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
 
 OURS = {
     "quped": {FULL_PRECISION: "#08306b", 2: "#2171b5", 1: "#6baed6"},
@@ -25,7 +26,7 @@ OURS = {
 """Drawn thick and solid; the fewer bits, the lighter."""
 
 PEERS = {
-    **{"local": "#e69138", "local+": "#7f6000", "fedavg": "#666666", "qupel": "#b45f06"},
+    **{"local": "#e69138", "local+": "#7f6000", "fedavg": "#666666", "qupel": "#45818e"},
     **{"pfedme": "#a64d79", "perfedavg": "#cc0000", "fml": "#674ea7"},
     **{"quped-fixed": "#cc0000", "float": "#666666", "proxquant": "#cc0000", "binaryrelax": "#e69138"},
 }
@@ -34,6 +35,11 @@ PEERS = {
 STYLES = {FULL_PRECISION: "-", 2: "--", 1: ":"}
 MARKS = {"FP": "o", "2": "s", "1": "^", "mixed": "D"}
 """Of the paper's figures, by what a line of the table says of bits."""
+
+BITS = {"FP": "full precision", "2": "2 bits", "1": "1 bit", "mixed": "mixed bits"}
+
+CROWDED = 8
+"""More curves than this cannot be told apart in one field."""
 
 
 def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> None:
@@ -46,11 +52,30 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> N
     fields = [
         (column, found) for column in table.columns if (found := comparable(lines(table, column, folder, epochs)))
     ]
-    figure, axes = plt.subplots(len(fields), 1, figsize=(11, 5.5 * len(fields)), squeeze=False)
-    for axis, (column, found) in zip(axes.flat, fields, strict=True):
-        draw_field(axis, column, found)
+    figure = plt.figure(figsize=(11, 5.8 * len(fields)), layout="constrained")
     figure.suptitle(table.title)
+    parts = figure.subfigures(len(fields), 1, squeeze=False, hspace=0.03)
+    for part, (column, found) in zip(parts.flat, fields, strict=True):
+        draw_column(part, column, found)
     write(figure, file)
+
+
+def draw_column(part: "SubFigure", column: Column, found: Sequence[Line]) -> None:
+    """Draw the curves of a column: in one field, or, if they are too many, in one for each bit-width."""
+    split = [bits for bits in BITS if any(line.bits == bits for line in found)] if len(found) > CROWDED else []
+    axes = part.subplots(1, max(len(split), 1), sharey=True, squeeze=False)[0]
+    if not split:
+        draw_field(axes[0], found, found)
+        axes[0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    for axis, bits in zip(axes, split, strict=False):
+        draw_field(axis, [line for line in found if line.bits == bits], found)
+        axis.set(title=BITS[bits])
+        axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(-0.05, -0.13), frameon=False)
+    who = "" if column.recipe else ", mean over clients"
+    axes[0].set(ylabel=f"test accuracy in %{who}")
+    shapes = "" if split else ": o full precision, □ 2 bits, △ 1 bit, ◇ mixed"
+    part.suptitle(f"{column.title}\n", fontsize=11)
+    part.text(0.5, 0.93, f"marks at the right are the paper's{shapes}", fontsize=8, color="#666666", ha="center")
 
 
 def comparable(found: Sequence[Line]) -> list[Line]:
@@ -61,14 +86,13 @@ def comparable(found: Sequence[Line]) -> list[Line]:
     return list((chosen | {line.method: line for line in found if line.results[0]["epochs"] == common}).values())
 
 
-def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
-    """Draw the curves of a column; the paper's final accuracies are marks at the right edge."""
-    found = sorted(found, key=lambda line: -line.mean)
-    edge = max(1, *(line.results[0]["epochs"] for line in found))
-    papers = [(line, line.paper.mean) for line in found if line.paper is not None]
-    finals = [line.mean for line in found] + [mean for _, mean in papers]
+def draw_field(axis: "Axes", found: Sequence[Line], column: Sequence[Line]) -> None:
+    """Draw some curves of a column, on its scale; the paper's final accuracies are marks at the right edge."""
+    edge = max(1, *(line.results[0]["epochs"] for line in column))
+    finals = [value for line in column for value in (line.mean, line.mean if line.paper is None else line.paper.mean)]
     span = max(max(finals) - min(finals), 1.0)
     floor = min(finals) - span
+    found = sorted(found, key=lambda line: -line.mean)
     for line in found:
         x, y = curve(line)
         if line.results[0]["epochs"] == 0:  # as it was given: it has no curve
@@ -77,6 +101,7 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
         axis.plot(
             x, y, color=color, linestyle=style, linewidth=2.4 if own(line.method) else 1.1, label=label(line, floor)
         )
+    papers = [(line, line.paper.mean) for line in found if line.paper is not None]
     for (line, mean), shift in zip(papers, apart([mean for _, mean in papers], span / 25), strict=True):
         axis.plot(
             *([edge * (1.02 + 0.02 * shift)], [mean]),
@@ -90,21 +115,9 @@ def draw_field(axis: "Axes", column: Column, found: Sequence[Line]) -> None:
     for start in sorted({start for line in found if (start := finetuning(line)) is not None}):
         axis.axvline(start, color="#bbbbbb", linewidth=0.8, linestyle=(0, (1, 3)))
         axis.text(start, floor, " fine-tuning", fontsize=7, color="#888888", va="bottom")
-    who = "" if column.recipe else ", mean over clients"
-    axis.set(title=column.title, xlabel="epoch", ylabel=f"test accuracy in %{who}")
-    axis.set_xlim(0, edge * 1.1)
-    axis.set_ylim(floor, max(finals) + 0.15 * span)
+    axis.set(xlabel="epoch", xlim=(0, edge * 1.1), ylim=(floor, max(finals) + 0.15 * span))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(
-        fontsize=8,
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1.0),
-        title="After the last epoch. Marks at the right: the paper's\n(o full precision, □ 2 bits, △ 1 bit, ◇ mixed)",
-        title_fontsize=8,
-        alignment="left",
-        frameon=False,
-    )
 
 
 def finetuning(line: Line) -> float | None:

@@ -14,7 +14,6 @@ def write(figure: "Figure", file: Path) -> None:
     """Write a picture as PNG: the file is there with all of it, or not there."""
     from matplotlib import pyplot as plt  # here, because it would slow the start of every command
 
-    figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     content = BytesIO()
     figure.savefig(content, dpi=120, format="png")

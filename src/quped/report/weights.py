@@ -20,7 +20,7 @@ def draw(curve: Sequence[dict[str, Any]], file: Path) -> None:
     first = curve[0]["weights"]
     epochs = [point["epoch"] + 1 for point in curve]
     shares = np.array([point["weights"]["counts"] for point in curve], float).T / sum(first["counts"])
-    figure, axis = plt.subplots(figsize=(9, 4.5))
+    figure, axis = plt.subplots(figsize=(9, 4.5), layout="tight")
     extent = (epochs[0] - 0.5, epochs[-1] + 0.5, -first["reach"], first["reach"])
     image = axis.imshow(
         np.maximum(shares, 1e-5),
