@@ -23,7 +23,7 @@ ALLOWED = {
     "evaluate": {"data", "losses"},
     "centralized": {"data", "evaluate", "models", "quant", "runs"},
     "algorithms": {"quant", "losses", "stacking"},
-    "engines": {"algorithms", "data", "evaluate", "runs", "stacking"},
+    "engines": {"algorithms", "data", "evaluate", "native", "runs", "stacking"},
     "fit": {"models", "runs"},
     "federation": {"algorithms", "data", "engines", "evaluate", "fit", "models", "quant", "runs"},
     "experiments": {"algorithms", "centralized", "data", "federation", "fit", "models", "quant", "runs"},

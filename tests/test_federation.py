@@ -157,8 +157,46 @@ def test_the_global_model_comes_back_and_others_can_start_from_it() -> None:
     assert all(torch.equal(value, state[key]) for key, value in fit.module("phone").state_dict().items())
     joined = Federation([client("late")], QuPeD(), global_model=fit.global_module()).fit(epochs=1, lr=1e-9, workers=0)
     assert torch.allclose(joined.global_module().state_dict()["last.weight"], state["last.weight"], atol=1e-6)
-    with pytest.raises(QupedError, match="method local has no global model"):
+    with pytest.raises(QupedError, match="method local leaves no global model"):
         Federation([client()], Local()).fit(epochs=1, workers=0).global_module()
+
+
+def test_the_models_of_a_fit_are_its_own() -> None:
+    """Under FedAvg all clients have one model, but not one tensor: who changes his changes no other."""
+    federation = Federation([client(), client("b")], FedAvg())
+    fit = federation.fit(epochs=1, workers=0)
+    fit.models["phone"].params["last.weight"].zero_()
+    assert bool(fit.models["b"].params["last.weight"].any())
+    assert bool(fit.global_module().get_parameter("last.weight").any())
+
+
+def test_gradients_may_be_sparse() -> None:
+    """Those of an embedding for a large vocabulary: they serve as if they were not."""
+
+    def network(sparse: bool) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(
+            nn.EmbeddingBag(20, 8, sparse=sparse), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, CLASSES)
+        )
+
+    data = (torch.arange(60).reshape(20, 3) % 20, samples(0, 20)[1])
+    fits = [
+        Federation([client(train=data, test=data, model=network(sparse), bits=2)], QuPeD()).fit(epochs=3, workers=0)
+        for sparse in (False, True)
+    ]
+    assert_same(*fits)
+
+
+def test_pfedmes_global_model_has_statistics() -> None:
+    """BatchNorm's, of w and not of theta, which stays at home: without them w would be of no use to one that joins."""
+    x, y = samples(0, 60)
+    x = 10 + x
+    fit = Federation([client(train=(x, y))], PFedMe(eta=0.0)).fit(
+        epochs=60, batch_size=60, local_steps=1, lr=0.1, workers=0
+    )
+    w = fit.global_module()
+    expected = (x @ w.get_parameter("first.weight").detach().T).mean(0)
+    assert torch.allclose(w.get_buffer("norm.running_mean"), expected, rtol=0.01, atol=0.01)
+    assert float(expected.abs().max()) > 1
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:

@@ -25,7 +25,7 @@ from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
 from quped.report.comparison import Line, alike, document, lines, markdown, provenance
-from quped.report.curves import apart, comparable, draw_column, finetuning, label, look
+from quped.report.curves import apart, by_length, draw_column, finetuning, label, look
 
 TABLE_COUNT = 10
 
@@ -235,7 +235,7 @@ def test_shortened_runs_are_marked_everywhere(small: table.Table) -> None:
     found = lines(small, small.columns[0], out)
     assert [line.title for line in found] == ["FedAvg [2 of 4 epochs]", "FedAvg [1 of 4 epochs]"]
     assert found[0].std is None
-    assert comparable(found) == found[:1]
+    assert by_length(found) == [found[:1], found[1:]]
     (full,) = small.cells(["fedavg"], None, 1)
     run_cell(full, out, workers=0)
     assert "epochs]" not in markdown(small, out)
@@ -275,6 +275,13 @@ def test_a_record_says_what_made_it(small: table.Table, tmp_path: Path) -> None:
     for damaged in ("[]", '{"a": 1}', lacking):
         (tmp_path / cell.path).write_text(damaged)
         with pytest.raises(RunError, match=r"seed-0\.json is damaged, or no part of a record: remove it"):
+            stored(cell, tmp_path)
+    accuracy = result["accuracy"]
+    wrongs: list[dict[str, object]] = [{"accuracy": {**accuracy, "mean": mean}} for mean in (7.5, 0.123, "abc", None)]
+    wrongs += [{"seed": 7}, {"method": "local"}, {"accuracy": 0.9}]
+    for wrong in wrongs:
+        (tmp_path / cell.path).write_text(json.dumps({**result, **wrong}))
+        with pytest.raises(RunError, match=r"seed-0\.json says what its run cannot have given: remove it"):
             stored(cell, tmp_path)
     (tmp_path / cell.path).write_text(lacking[:50])
     with pytest.raises(RunError, match=r"seed-0\.json cannot be read: .* remove it and run anew"):
@@ -364,7 +371,7 @@ def test_a_mean_is_of_runs_on_the_same_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "said"), [([0.1, 0.5, 0.9], ""), ([0.1, 0.9, 0.2, 0.9], ", down to 20"), ([0.1, 0.2], "")]
+    ("accuracies", "said"), [([0.1, 0.5, 0.9], ""), ([0.1, 0.9, 0.2, 0.9], ", fell to 20 on the way"), ([0.1, 0.2], "")]
 )
 def test_the_legend_tells_of_a_curve_that_left_the_picture(accuracies: list[float], said: str) -> None:
     """Not of one that was on its way up."""
@@ -374,12 +381,16 @@ def test_the_legend_tells_of_a_curve_that_left_the_picture(accuracies: list[floa
 
 
 def test_a_picture_compares_runs_of_one_length() -> None:
-    """That which most methods have; a method without it has its longest, which comes first."""
+    """Each length has a field of its own, the longest first; what was not trained is in each."""
     lengths = [("fedavg", 10), ("fedavg", 3), ("local", 10), ("local", 3), ("fml", 3), ("pfedme", 5), ("pfedme", 2)]
     found = [Line(method, "FP", [{"epochs": epochs}], None) for method, epochs in lengths]
-    drawn = {line.method: line.results[0]["epochs"] for line in comparable(found)}
-    assert drawn == {"fedavg": 3, "local": 3, "fml": 3, "pfedme": 5}
-    assert comparable([]) == []
+    given = Line("float", "FP", [{"epochs": 0}], None)
+    drawn = [[line.method for line in field] for field in by_length([given, *found])]
+    assert drawn == [
+        ["float", *names] for names in (["fedavg", "local"], ["pfedme"], ["fedavg", "local", "fml"], ["pfedme"])
+    ]
+    assert by_length([given]) == [[given]]
+    assert by_length([]) == []
 
 
 def test_many_curves_have_a_field_for_each_bit_width() -> None:
@@ -453,7 +464,24 @@ def test_json_keeps_notes_on_the_other_channel(small: table.Table, monkeypatch: 
     asked = ["reproduce", "small", "--methods", "fedavg", "--seeds", "1", "--json"]
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert json.loads(done.stdout)["columns"] == {"digits": []}
-    assert "another process is at digits fedavg 0" in done.stderr
+    assert "1 of the runs are not done yet: another process is at them" in done.stderr
+
+
+def test_what_another_process_gave_up_is_run_in_the_end(small: table.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the rest is done, those that were busy are tried once more."""
+    tried: list[str] = []
+
+    def busy_at_first(cell: Cell, *_: object, **__: object) -> dict[str, object] | None:
+        tried.append(cell.method)
+        return None if tried == ["quped-2bit"] else {"accuracy": {"mean": 0.5}, "seconds": 1.0}
+
+    monkeypatch.setattr(command, "run_cell", busy_at_first)
+    done = CliRunner().invoke(app, ["reproduce", "small", "--seeds", "1"], catch_exceptions=False)
+    assert tried == ["quped-2bit", "fedavg", "quped+-2bit", "quped-2bit"]
+    assert "another process" not in done.output
+    for option in ("--methods", "--columns"):
+        with pytest.raises(InvalidValueError, match=f"{option} names nothing"):
+            CliRunner().invoke(app, ["reproduce", "small", option, " ,"], catch_exceptions=False)
 
 
 def test_a_table_says_where_its_numbers_come_from() -> None:
@@ -474,7 +502,8 @@ def test_networks_remember_what_they_started_from(tmp_path: Path) -> None:
     (cell,) = find_table("table1").cells(["float"], ["resnet20"], 3)
     write = tmp_path / cell.path
     write.parent.mkdir(parents=True)
-    rest = dict.fromkeys(reproduce.KEYS)
+    about = {"column": "resnet20", "method": "float", "seed": 0, "accuracy": {"mean": 0.9}}
+    rest = dict.fromkeys(reproduce.KEYS) | about
     write.write_text(json.dumps({**rest, "config": cell.config, "weights": "abc", "seconds": 3.0}))
     assert stored(cell, tmp_path, {"weights": "abc"}) is not None
     assert stored(cell, tmp_path, {"weights": "def"}) is None
@@ -558,7 +587,7 @@ def test_documents_agree_with_the_records(small: table.Table) -> None:
         runner.invoke(app, ["reproduce", "--check", "--docs", "results.md"], catch_exceptions=False)
     with pytest.raises(RunError, match=r"has no <!-- end -->"):
         document(two.replace("<!-- end -->\n\nMore", ""), Path("results"))
-    with pytest.raises(RunError, match=r"records of the table twin, but the document has no place"):
+    with pytest.raises(RunError, match=r"records of twin, but the document has no place"):
         document("<!-- results: small -->\n<!-- end -->", Path("results"))
     with pytest.raises(RunError, match="'none', which does not exist"):
         document("<!-- results: none -->\n<!-- end -->", Path("results"))

@@ -157,6 +157,26 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pass
 
 
+def test_a_lock_is_never_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor if one waits for it while its holder, which removes its file, comes to an end."""
+    monkeypatch.setattr("quped.runs.PATIENCE", 0.1)
+    first, second = exclusive(tmp_path), exclusive(tmp_path)
+    first.__enter__()
+    unlink = Path.unlink
+
+    def slow_unlink(path: Path, missing_ok: bool = False) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr("quped.runs.PATIENCE", 0.1)
+        with pytest.raises(RunError, match="in use"):  # at the moment before the file goes
+            second.__enter__()
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", slow_unlink)
+    first.__exit__(None, None, None)
+    with exclusive(tmp_path), pytest.raises(RunError, match="in use"), exclusive(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize("name", ["models/mine.safetensors", "checkpoints/round-1.safetensors"])
 def test_a_users_own_files_are_not_taken_for_a_runs(name: str, tmp_path: Path) -> None:
     """In a folder that holds no run they stay, whatever may be overwritten."""

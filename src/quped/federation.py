@@ -10,11 +10,13 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from quped import tree
 from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Global, Task, alternating
 from quped.data import Data, Samples, as_samples
 from quped.engines import (
@@ -41,6 +43,9 @@ from quped.typing import Model
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 """A module, whose weights are where training starts, or a function that makes one."""
+
+FITTING = RLock()
+"""Fits in several threads take turns: they share PyTorch's random generator, and perhaps networks."""
 
 BITS = (*range(1, 9), FULL_PRECISION)
 DEFAULT_BATCH_SIZE = 25
@@ -348,6 +353,7 @@ class Federation:
         options = {"hyperparameters": asdict(self.algorithm), "training": asdict(plan) | asdict(players[0].task.sgd)}
         identity = self._identity(options, players) if checkpoints else {}
         with ExitStack() as stack:
+            stack.enter_context(FITTING)
             if checkpoints:
                 stack.enter_context(exclusive(checkpoints.folder))
             engine = stack.enter_context(closing(self._engine(players, plan, workers, device)))
@@ -377,7 +383,8 @@ class Federation:
                     raise InterruptedRunError(clock.round, signal_number)
 
             shared = run(self.algorithm, plan, len(players), self.seed, engine, shared, report, first)
-            models = {p.name: engine.deployed(shared, i) for i, p in enumerate(players)}
+            # Copies: under some methods all clients have the same tensors, or those that a fit begins with.
+            models = {p.name: tree.map_leaves(torch.clone, engine.deployed(shared, i)) for i, p in enumerate(players)}
         by_name = {m.client.name: m for m in members}
         return Fit(
             algorithm=self.algorithm.name,

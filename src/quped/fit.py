@@ -99,7 +99,7 @@ class Fit:
     def global_module(self) -> nn.Module:
         """Return the global model as an ordinary module in evaluation mode: where a client that joins may start."""
         if self.global_model is None:
-            raise InvalidValueError(f"The method {self.algorithm} has no global model.")
+            raise InvalidValueError(f"The method {self.algorithm} leaves no global model that could be used.")
         return self.global_network.module(self.global_model)
 
     def result(self) -> dict[str, Any]:

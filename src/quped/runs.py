@@ -203,8 +203,9 @@ def exclusive(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):  # while it is held: whoever waits for it looks whether the file is still there
+            (folder / ".lock").unlink()
         lock.release()
-        (folder / ".lock").unlink(missing_ok=True)
         with suppress(OSError):
             folder.rmdir()
 

@@ -21,7 +21,7 @@ from quped.data import Subset
 from quped.data.digits import digits
 from quped.errors import InvalidValueError, QupedError
 from quped.models import mlp
-from quped.runs import RunRecord
+from quped.runs import CHECKPOINTS, RunRecord, exclusive
 
 SMALL = Recipe(model="mlp", data="digits", epochs=4, finetune_epochs=1, lr=3e-3, bits=2, batch_size=64)
 
@@ -184,6 +184,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(QupedError, match=words):
             runner.invoke(app, arguments, catch_exceptions=False)
     assert not Path("other").exists()
+    monkeypatch.setattr("quped.runs.PATIENCE", 0.1)
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    with exclusive(Path("run") / CHECKPOINTS), pytest.raises(QupedError, match="in use by another process"):
+        runner.invoke(app, ["train", "mlp", *options, "--seed", "1", "--overwrite"], catch_exceptions=False)
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
 def test_one_pool_is_not_its_own_test() -> None:

@@ -100,6 +100,7 @@ def test_a_run_from_start_to_finish(experiment: Path, tmp_path: Path) -> None:
     for word in ("four devices", "QuPeD", "Local", "FedAvg", "client-0", "cnn1", "mlp", "accuracy", "kB", "out"):
         assert word in done.stdout
     assert "Traceback" not in done.stderr
+    assert "validation" not in done.stdout
 
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["algorithm"] == "quped"
@@ -141,11 +142,12 @@ def test_a_run_from_start_to_finish(experiment: Path, tmp_path: Path) -> None:
 def test_methods_that_are_there_twice_are_told_apart(experiment: Path, tmp_path: Path) -> None:
     """By what differs, in table and sentences; those that are there once have their names alone."""
     peers = "[{algorithm={lambda_p=0.5},training={lr=0.2}},{algorithm={name='local'}}]"
-    arguments = ("--set", f"compare={peers}", "--set", "training.epochs=1", "--out", "out")
-    done = quped("run", experiment, *arguments, cwd=tmp_path)
+    arguments = ("--set", f"compare={peers}", "--set", "training.epochs=1", "--set", "data.evaluate_on=validation")
+    done = quped("run", experiment, *arguments, "--out", "out", cwd=tmp_path)
     for words in ("│ QuPeD, lambda_p 0.25, lr 0.1 ", "│ QuPeD, lambda_p 0.5, lr 0.2 ", "│ Local  ", "Under"):
         assert (words in done.stdout) == (words != "Under")
     assert "QuPeD, lambda_p 0.25, lr 0.1 is " in done.stdout
+    assert done.stdout.count(", on validation samples") == 2
     assert [c["record"] for c in json.loads((tmp_path / "out" / "result.json").read_text())["comparison"]][1] == "quped"
 
 

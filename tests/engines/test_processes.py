@@ -4,9 +4,11 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
 import traceback
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from small_federation import Net, algorithms, assert_same, clients, samples
-from torch import Tensor
+from torch import Tensor, nn
 
 from quped import Client, Federation, Fit, Local, Progress, QuPeD, QupedError
 from quped.algorithms import AnyAlgorithm
@@ -134,6 +136,43 @@ def test_any_error_of_a_network_names_the_client_and_the_line(workers: int) -> N
         Federation(members, Local()).fit(workers=workers)
     cause = failed.value.__notes__[0] if workers else "".join(traceback.format_exception(failed.value.__cause__))
     assert 'raise OddError("this", "that")' in cause
+
+
+def fit_in_a_pool(workers: int | None) -> str:
+    """Fit in a process that may not have processes of its own; say how that went."""
+    members = [Client("phone", train=samples(0, 20), test=samples(1, 12), model=Net)]
+    try:
+        return str(Federation(members, Local()).fit(epochs=1, workers=workers).rounds)
+    except QupedError as error:
+        return str(error)
+
+
+def test_a_search_in_a_pool_of_processes_works() -> None:
+    """Its workers compute by themselves; asked for more, they say what to do."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(fit_in_a_pool, (None,)) == "1"
+        assert "may not start others: use workers=0" in pool.apply(fit_in_a_pool, (2,))
+
+
+def test_fits_in_threads_take_turns() -> None:
+    """They share a network and PyTorch's generator, and yet have the results that they have alone."""
+    federation = Federation([Client("phone", train=samples(0, 20), test=samples(1, 12), model=dropping)], Local())
+    rates = (0.1, 0.01)
+    alone = [federation.fit(epochs=5, lr=rate, workers=0) for rate in rates]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            together = list(pool.map(lambda rate: federation.fit(epochs=5, lr=rate, workers=0), rates))
+    finally:
+        sys.setswitchinterval(interval)
+    for one, other in zip(alone, together, strict=True):
+        assert_same(one, other)
+
+
+def dropping() -> nn.Module:
+    """Return a network with dropout."""
+    return nn.Sequential(Net(), nn.Dropout(0.3))
 
 
 def test_too_little_space_is_told_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

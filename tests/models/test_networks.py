@@ -56,6 +56,27 @@ def test_mlp_quantizes_what_is_between() -> None:
     assert quantizable(network) == ("layers.2.weight",)
 
 
+def test_a_tied_weight_is_where_it_is_used_last() -> None:
+    """An embedding that is the output layer, too, is both ends: all between is quantized."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    layers[3].weight = layers[0].weight
+    assert quantizable(layers) == ("1.weight", "2.weight")
+
+
+def test_what_weights_are_computed_of_is_not_quantized() -> None:
+    """Its centers would not be those of the weights: a user who wants this names it."""
+    layers = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(3)))
+    assert quantizable(layers) == ()
+
+
+def test_tensors_are_in_the_usual_order_of_memory() -> None:
+    """Whatever the module has: states are kept in files, which know no other."""
+    module = nn.Conv2d(2, 3, 3)
+    module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+    assert not module.weight.is_contiguous()
+    assert FunctionalNetwork(module).initial.params["weight"].is_contiguous()
+
+
 @pytest.mark.parametrize(("depth", "parameters"), [(8, 75_290), (20, 269_722), (32, 464_154)])
 def test_resnets(depth: int, parameters: int) -> None:
     """Depths of the CIFAR family, with the known numbers of parameters (0.27 M and 0.46 M for 20 and 32)."""

@@ -17,7 +17,7 @@ from quped import Client, Federation, QuPeD
 from quped.data import Subset
 from quped.data.digits import digits
 from quped.models import cnn1
-from quped.native import build, codebook, conv_pool
+from quped.native import build, codebook, conv_pool, reusing
 from quped.native.conv_pool import compiled
 
 Array = NDArray[np.float64]
@@ -118,22 +118,45 @@ def test_nan_is_seen() -> None:
 
 
 @needs_compiler
-def test_the_same_arguments_give_the_same_result_until_one_is_changed() -> None:
+def test_within_a_step_the_same_arguments_give_the_same_result_until_one_is_changed() -> None:
     """A result is kept for the next call; a weight that was changed in place is noticed."""
     x, weight, bias = layer(LAYERS[1])
-    first = conv_pool(x, weight, bias)
-    assert conv_pool(x, weight, bias) is first
-    weight.mul_(2)
-    second = conv_pool(x, weight, bias)
-    np.testing.assert_allclose(second.numpy(), by_hand((x, weight, bias), 0), rtol=1e-5, atol=2e-5)
-    assert not torch.equal(first, second)
-    kept = second.clone()
-    second.zero_()  # by a layer that works in place
-    assert torch.equal(conv_pool(x, weight, bias), kept)
-    with torch.inference_mode():
-        assert torch.equal(conv_pool(x.clone(), weight, bias), kept)
-        inference = weight.clone()
-    assert torch.equal(conv_pool(x, inference, bias), kept)
+    with reusing():
+        first = conv_pool(x, weight, bias)
+        assert conv_pool(x, weight, bias) is first
+        weight.mul_(2)
+        second = conv_pool(x, weight, bias)
+        np.testing.assert_allclose(second.numpy(), by_hand((x, weight, bias), 0), rtol=1e-5, atol=2e-5)
+        assert not torch.equal(first, second)
+        kept = second.clone()
+        second.zero_()  # by a layer that works in place
+        assert torch.equal(conv_pool(x, weight, bias), kept)
+        with torch.inference_mode():
+            assert torch.equal(conv_pool(x.clone(), weight, bias), kept)
+            inference = weight.clone()
+        assert torch.equal(conv_pool(x, inference, bias), kept)
+
+
+@needs_compiler
+def test_elsewhere_nothing_is_kept() -> None:
+    """An ordinary module sees what PyTorch cannot notice: a camera's buffer that is filled anew, weights by .data."""
+    x, weight, bias = layer(LAYERS[1])
+    frame = x.numpy()
+    for change in (lambda: np.negative(frame, out=frame), lambda: weight.data.mul_(-2)):
+        result = conv_pool(x, weight, bias)
+        result.numpy()[:] = 0
+        change()
+        found = conv_pool(x, weight, bias).numpy()
+        np.testing.assert_allclose(found, by_hand((x, weight, bias), 0), rtol=1e-5, atol=2e-5)
+
+
+def test_assignments_of_other_types_are_as_good() -> None:
+    """Numbers of centers as int64, centers in float64: the kernels are for neither."""
+    weights, centers = torch.tensor([[-1.0, -0.2, 0.3, 2.0]]), torch.tensor([[-1.0, 1.0]])
+    assert codebook.nearest(weights, centers.double()).tolist() == [[0, 0, 1, 1]]
+    numbers = torch.tensor([[0, 0, 1, 1]])
+    assert codebook.place(centers, numbers).tolist() == [[-1.0, -1.0, 1.0, 1.0]]
+    assert codebook.collect(weights, numbers, 2).tolist() == [pytest.approx([-1.2, 2.3])]
 
 
 def test_the_default_type_does_not_matter() -> None:

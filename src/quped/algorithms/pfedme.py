@@ -77,8 +77,10 @@ class PFedMe:
         return Work(theta, Model(moved, w.buffers)), {"loss": losses[0]}
 
     def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
-        """Keep theta_i, send w_i."""
-        return Personal(work.theta), send(work.w)
+        """Keep theta_i, send w_i. No step passes through w_i: for BatchNorm's statistics of it, a batch does here."""
+        w = work.w
+        buffers = task.network(w.params, w.buffers, batch.inputs, train=True)[1] if w.buffers else {}
+        return Personal(work.theta), send(Model(w.params, buffers))
 
     def combine(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i."""

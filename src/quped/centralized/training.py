@@ -30,7 +30,7 @@ from quped.errors import InvalidValueError, NetworkError, check, nearest
 from quped.evaluate import accuracy
 from quped.models import cnn1, cnn2, mlp, resnet
 from quped.rng import generator, torch_seeded
-from quped.runs import RunRecord, exclusive, versions
+from quped.runs import RunRecord, versions
 from quped.typing import Batch, Model
 
 METHODS = {
@@ -153,13 +153,10 @@ Tell = Callable[[Epoch | float], None]
 
 
 def train(recipe: Recipe, record: RunRecord, tell: Tell = lambda _: None) -> dict[str, Any]:
-    """Train, from the last checkpoint on if there is one, and record it; return what `result.json` says."""
-    with exclusive(record.checkpoints.folder):
-        return trained(recipe, record, tell)
+    """Train, from the last checkpoint on if there is one, and record it; return what `result.json` says.
 
-
-def trained(recipe: Recipe, record: RunRecord, tell: Tell) -> dict[str, Any]:
-    """Do what `train` does, in a folder that no other process uses."""
+    The caller sees to it that no other process uses the record.
+    """
     begun = record.checkpoints.rounds() > 0
     model, optimizer, samples, held = prepare(replace(recipe, warm_start=None) if begun else recipe)
     points = resume(record, model, optimizer)

@@ -81,7 +81,7 @@ def reproduce_command(
         agree(docs, out, console, write=update)
         return
     if table is None and part:
-        raise InvalidValueError("Say of which table: quped reproduce TABLE --methods A,B.")
+        raise InvalidValueError("Say of which table: quped reproduce TABLE, then --methods, --columns or --epochs.")
     if as_json and (list_tables or show_status or table is None):
         raise InvalidValueError("--json prints the numbers of a table: quped reproduce TABLE --json.")
     if list_tables and table is not None:
@@ -90,7 +90,7 @@ def reproduce_command(
         show_tables(console)
         return
     wanted = [find_table(table)] if table is not None else list(tables().values())
-    rows, fields = (None if names is None else [n.strip() for n in names.split(",")] for names in (methods, columns))
+    rows, fields = named("--methods", methods), named("--columns", columns)
     cells = [cell for found in wanted for cell in found.cells(rows, fields, seeds, epochs)]
     if epochs is not None and not any(cell.shortened for cell in cells):
         aside.print(f"[yellow]note:[/] no run has more than {epochs} epochs: nothing is shortened.")
@@ -110,6 +110,14 @@ def reproduce_command(
         console.print(f"Written to {out / found.name}: {names}", soft_wrap=True)
     if as_json:
         print(json.dumps(values(found, out, epochs), indent=2))
+
+
+def named(option: str, names: str | None) -> list[str] | None:
+    """Return the names that an option lists; None if it was not given."""
+    found = None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    if found == []:
+        raise InvalidValueError(f"{option} names nothing: leave it out, or see --list for what there is.")
+    return found
 
 
 def publish(table: Table, out: Path, epochs: int | None = None) -> list[Path]:
@@ -142,21 +150,28 @@ def run(
     left = status(cells, out, warm_start)
     if not left.missing:
         return
-    console.print(f"{left.done} runs are done, {len(left.missing)} to go, {duration(left.seconds_left)} at a guess.")
+    guess = f"{duration(left.seconds_left)} at a guess if nothing else is computed"
+    console.print(f"{left.done} runs are done, {len(left.missing)} to go, {guess}.")
     if others := sum((out / cell.path).exists() for cell in left.missing):
         aside.print(
             f"[yellow]note:[/] {others} of them are recorded with other settings or data, and will be replaced."
         )
     try:
         with notes(aside), bars(console) as follow:
-            for cell in left.missing:
+
+            def taken(cell: Cell) -> bool:
+                """Run a cell, and tell of it; say whether another process has it instead."""
                 title = f"{cell.column.name} {cell.method} {cell.seed}"
                 result = run_cell(cell, out, workers=workers, warm_start=warm_start, progress=follow(title))
-                if result is None:
-                    aside.print(f"[yellow]note:[/] another process is at {title}.")
-                elif not console.is_terminal:  # and so without bars
-                    accuracy, taken = result["accuracy"]["mean"], duration(result["seconds"])
-                    console.print(f"{title}: {accuracy:.2%} in {taken}", soft_wrap=True)
+                if result is not None and not console.is_terminal:  # and so without bars
+                    accuracy, time = result["accuracy"]["mean"], duration(result["seconds"])
+                    console.print(f"{title}: {accuracy:.2%} in {time}", soft_wrap=True)
+                return result is None
+
+            busy = [cell for cell in left.missing if taken(cell)]
+            # When the rest is done: by now the other process may have finished, or given up.
+            if still := sum(taken(cell) for cell in busy):
+                aside.print(f"[yellow]note:[/] {still} of the runs are not done yet: another process is at them.")
     except InterruptedRunError as stop:
         typer.echo(f"{stop} The same command goes on from there.", err=True)
         raise typer.Exit(128 + stop.signal_number) from stop

@@ -33,6 +33,11 @@ def accuracy(result: Result) -> float:
     return float(result["accuracy"]["mean"])
 
 
+def where(result: Result) -> str:
+    """Say if accuracies are not those on test samples."""
+    return ", on validation samples" if result["config"]["data"]["evaluate_on"] == "validation" else ""
+
+
 def mean(result: Result, field: str) -> float:
     """Return the mean over clients of a number."""
     return float(np.mean([client[field] for client in result["clients"]]))
@@ -45,7 +50,7 @@ def size(count: float) -> str:
 
 def client_table(result: Result) -> Table:
     """One line per client: what it runs, how well, and how large that is."""
-    table = Table(title=f"{title(result)}: what every client got", title_justify="left")
+    table = Table(title=f"{title(result)}: what every client got{where(result)}", title_justify="left")
     for name in ("client", "network"):
         table.add_column(name, no_wrap=True)
     for name in ("bits", "samples", "accuracy", "size", "as float32"):
@@ -65,7 +70,7 @@ def client_table(result: Result) -> Table:
 
 def comparison_table(results: list[Result]) -> Table:
     """One line per algorithm."""
-    table = Table(title="The same clients, other methods", title_justify="left")
+    table = Table(title=f"The same clients, other methods{where(results[0])}", title_justify="left")
     table.add_column("method")
     for name in ("accuracy", "worst client", "size per client", "seconds"):
         table.add_column(name, justify="right")

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from quped.centralized.training import METHODS, NETWORKS, Epoch, Recipe, prepare, train
 from quped.errors import InvalidValueError, RunError
 from quped.report.weights import draw
-from quped.runs import CONFIG, RunRecord, holds_run, read_json
+from quped.runs import CHECKPOINTS, CONFIG, RunRecord, exclusive, holds_run, read_json
 
 DEFAULTS = Recipe()
 
@@ -95,8 +95,9 @@ def train_command(
                 f"--resume takes everything from the record: leave out {', '.join(sorted(others))}."
             )
         asked = read_json(resume / CONFIG)
+        folder = resume
         try:
-            recipe, record = Recipe(**asked["recipe"]), RunRecord(resume)
+            recipe = Recipe(**asked["recipe"])
         except (KeyError, TypeError) as error:
             told = f"{resume} holds no run of `quped train`: go on with it by the command that began it."
             raise RunError(told) from error
@@ -123,22 +124,24 @@ def train_command(
         if holds_run(folder) and not overwrite:
             raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite or --resume.")
         prepare(recipe)  # so that nothing is written, or overwritten, for a recipe that cannot be followed
-        record = RunRecord.create(folder, overwrite=overwrite)
-        record.config({"recipe": asdict(recipe)})
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(quiet=as_json, highlight=False)
-    done = record.finished("curve", "images_per_second", "threads")
-    if done is None:
-        try:
-            with epoch_bar(console, recipe, record.checkpoints.rounds()) as tell:
-                done = train(recipe, record, tell)
-        except KeyboardInterrupt:
-            typer.echo(
-                f"Interrupted. Go on after the last finished epoch with:\n  quped train --resume {record.path}",
-                err=True,
-            )
-            raise
+    with exclusive(folder / CHECKPOINTS):
+        record = RunRecord(folder)
+        if resume is None:
+            record = RunRecord.create(folder, overwrite=overwrite)
+            record.config({"recipe": asdict(recipe)})
+        done = record.finished("curve", "images_per_second", "threads")
+        if done is None:
+            try:
+                with epoch_bar(console, recipe, record.checkpoints.rounds()) as tell:
+                    done = train(recipe, record, tell)
+            except KeyboardInterrupt:
+                typer.echo(
+                    f"Interrupted. Go on after the last finished epoch with:\n  quped train --resume {folder}", err=True
+                )
+                raise
     last = done["curve"][-1]
     size = f"{recipe.bits}-bit " if recipe.quantizes else ""
     where = "validation" if recipe.validation else "test"

@@ -98,6 +98,6 @@ def stop_signals() -> Iterator[Callable[[], int | None]]:
         yield lambda: came[0] if came else None
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None: one that was not set by Python
     if came:
         signal.raise_signal(came[0])

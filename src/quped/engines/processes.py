@@ -143,6 +143,8 @@ class ProcessEngine:
         check(workers >= 1, "number of workers", "at least 1", workers)
         if "fork" not in multiprocessing.get_all_start_methods():
             raise RunError("Worker processes need fork, which this system does not have: use workers=0.")
+        if multiprocessing.current_process().daemon:
+            raise RunError("This process is a worker itself, and may not start others: use workers=0.")
         # The files are mapped, here and in every fork: without their names nothing is left behind, however this ends.
         with tempfile.TemporaryDirectory(prefix="quped-") as folder:
             self._board = lay_out(algorithm, players, plan, seed, Path(folder))
@@ -247,8 +249,10 @@ class ProcessEngine:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that workers may use: 0 where forking is not safe, which is anywhere but on Linux."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
+    """Return the number of cores that workers may use: 0 where forking is not safe, which is anywhere but on Linux, and
+    in a worker of someone else's pool, which may have no processes of its own."""
+    alone = sys.platform != "linux" or multiprocessing.current_process().daemon
+    return 0 if alone else len(os.sched_getaffinity(0))
 
 
 def send(worker: Worker) -> None:

@@ -12,6 +12,7 @@ from quped import tree
 from quped.algorithms import AnyAlgorithm, Task
 from quped.data import Samples
 from quped.errors import InvalidValueError, check, check_number, check_whole, is_whole
+from quped.native import reusing
 from quped.rng import generator
 from quped.typing import Batch, Clock, Model, Phase
 
@@ -152,7 +153,8 @@ def client_round(
     work = algorithm.start(task, shared, personal, clock)
     losses = []
     for step in batches:
-        work, metrics = algorithm.step(task, work, step, clock)
+        with reusing():
+            work, metrics = algorithm.step(task, work, step, clock)
         losses.append(metrics["loss"])
     personal, payload = algorithm.finish(task, work, step[0], clock)
     return personal, payload, torch.stack(losses).mean()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from quped.centralized.training import Epoch, Recipe, train
 from quped.data import store
-from quped.errors import InvalidValueError, QupedError
+from quped.errors import InvalidValueError, QupedError, RunError
 from quped.experiments.run import Population
 from quped.experiments.table import ROWS, Cell, tables
 from quped.fit import Evaluation, Progress
@@ -43,9 +44,22 @@ def stored(cell: Cell, folder: Path, begun_with: Mapping[str, str] = ANYTHING) -
         path = folder / name / cell.path.relative_to(cell.table.name)
         if path.exists():
             result = read_json(path, *KEYS)
+            if not sound(result, cell):
+                raise RunError(f"{path} says what its run cannot have given: remove it and run anew.")
             if as_written_today(result["config"]) == config and begun_with.items() <= result.items():
                 return result
     return None
+
+
+def sound(result: Result, cell: Cell) -> bool:
+    """Say whether a record is of this cell, and its accuracy one that it can have."""
+    asked = {"column": cell.column.name, "method": cell.method, "seed": cell.seed}
+    accuracy = result["accuracy"]
+    mean = accuracy.get("mean") if isinstance(accuracy, dict) else None
+    if not asked.items() <= result.items() or not isinstance(mean, float | int) or not 0 <= mean <= 1:
+        return False
+    clients = accuracy.get("per_client", {"": mean})
+    return math.isclose(mean, sum(clients.values()) / len(clients), rel_tol=1e-9)
 
 
 def as_written_today(config: dict[str, Any]) -> dict[str, Any]:

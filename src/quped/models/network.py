@@ -17,7 +17,8 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
 
     A module may say so itself with an attribute `quantized`, a tuple of parameter names. Otherwise: every trainable
     parameter with two or more dimensions (so no bias and no BatchNorm) but the first and the last, which the paper
-    keeps in full precision.
+    keeps in full precision, and what other weights are computed of (torch.nn.utils.parametrize). A tensor that several
+    layers share is both the first and the last if it is the one's and the other's.
     """
     declared = getattr(module, "quantized", None)
     if isinstance(declared, str):
@@ -25,7 +26,15 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
         raise NetworkError(f"The attribute 'quantized' of {kind} must be a tuple of parameter names: {declared!r}.")
     if isinstance(declared, list | tuple):  # anything else is the module's own affair
         return tuple(declared)
-    return tuple(k for k, p in module.named_parameters() if p.requires_grad and p.dim() >= 2)[1:-1]
+    places = module.named_parameters(remove_duplicate=False)
+    weights = [id(p) for _, p in places if p.requires_grad and p.dim() >= 2]
+    inner = set(weights) - {*weights[:1], *weights[-1:]}
+    return tuple(k for k, p in module.named_parameters() if id(p) in inner and "parametrizations." not in k)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Return a copy in the usual order of memory, which states have wherever they are kept."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 Slot = tuple[dict[str, Tensor], str, Tensor]
@@ -62,9 +71,9 @@ class FunctionalNetwork:
         if any(is_lazy(p) for p in module.parameters()):
             raise NetworkError(f"{self.name} has lazy layers without weights: run one forward pass before using it.")
         params = dict(module.named_parameters())
-        trainable = {k: p.detach().clone() for k, p in params.items() if p.requires_grad}
-        buffers = {k: b.detach().clone() for k, b in module.named_buffers()}
-        self.frozen = {k: p.detach().clone() for k, p in params.items() if not p.requires_grad}
+        trainable = {k: copied(p) for k, p in params.items() if p.requires_grad}
+        buffers = {k: copied(b) for k, b in module.named_buffers()}
+        self.frozen = {k: copied(p) for k, p in params.items() if not p.requires_grad}
         """Parameters that are not trained; they stay with the structure."""
         if not trainable:
             raise NetworkError(f"{self.name} has no trainable parameters.")

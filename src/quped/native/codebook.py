@@ -22,7 +22,7 @@ SIGNATURES = (("nearest", "nnppp"), ("place", "nnppp"), ("collect", "nnppp"))
 
 def nearest(weights: Tensor, centers: Tensor) -> Tensor:
     """Return how many of the borders between its group's centers lie below each weight; as bytes if these suffice."""
-    kernels = compiled(weights, centers.shape[1])
+    kernels = compiled(weights, centers.shape[1]) if weights.dtype == centers.dtype else None
     if kernels is not None:
         weights, centers = weights.contiguous(), centers.contiguous()
         found = torch.empty_like(weights, dtype=torch.uint8)
@@ -40,7 +40,7 @@ def nearest(weights: Tensor, centers: Tensor) -> Tensor:
 
 def place(centers: Tensor, assignment: Tensor) -> Tensor:
     """Return, for each weight, the center that it is assigned to."""
-    kernels = compiled(centers, centers.shape[1])
+    kernels = compiled(centers, centers.shape[1]) if assignment.dtype == torch.uint8 else None
     if kernels is None:
         return centers.gather(1, assignment.long())
     if centers.requires_grad:
@@ -53,7 +53,7 @@ def place(centers: Tensor, assignment: Tensor) -> Tensor:
 
 def collect(values: Tensor, assignment: Tensor, count: int) -> Tensor:
     """Return, for each of a group's `count` centers, the sum of the values assigned to it: `place` transposed."""
-    kernels = compiled(values, count)
+    kernels = compiled(values, count) if assignment.dtype == torch.uint8 else None
     if kernels is None:
         return values.new_zeros(len(values), count).scatter_add(1, assignment.long(), values)
     values, assignment = values.contiguous(), assignment.contiguous()

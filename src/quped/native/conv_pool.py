@@ -1,6 +1,8 @@
 """Convolution, 2x2 max pooling and ReLU as one operation; `conv_pool.cpp` says what makes it fast."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from ctypes import c_int64
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +27,26 @@ Strides = c_int64 * 4
 SIGNATURES = (("forward", "npppppp"), ("backward", "nppppppppp"))
 
 
-@dataclass
+Kept = tuple[tuple[Tensor, ...], list[int]]
+"""The last arguments without a gradient, then the result; and the version of each, which a change in place raises."""
+
+_memory = ContextVar[dict["Kernel", Kept] | None]("memory", default=None)
+
+
+@contextmanager
+def reusing() -> Iterator[None]:
+    """Keep the last result of each layer within the block, in which tensors are changed by PyTorch alone.
+
+    In a client's step x and Q_c(x) have the same first layer and see the same batch: one pass serves for all.
+    """
+    token = _memory.set({})
+    try:
+        yield
+    finally:
+        _memory.reset(token)
+
+
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """What was compiled for one layer."""
 
@@ -34,24 +55,21 @@ class Kernel:
     rows: int
     columns: int
     """Size of a pooled image."""
-    last: tuple[tuple[Tensor, ...], list[int]] | None = None
-    """The last arguments without a gradient, then the result; and the version of each, which any change raises."""
 
     def __call__(self, *arguments: Tensor) -> Tensor:
-        """Compute, or return the last result if these are the last arguments.
-
-        A client's x and Q_c(x) have the same first layer and see the same batches: one forward pass serves for both.
-        """
-        if any(a.requires_grad or a.is_inference() for a in arguments) or torch.is_inference_mode_enabled():
+        """Compute, or return the last result if it is kept and these are the last arguments."""
+        memory = _memory.get()
+        inference = torch.is_inference_mode_enabled() or any(a.is_inference() for a in arguments)
+        if memory is None or inference or any(a.requires_grad for a in arguments):
             return differentiable(*arguments, self)
-        if self.last is not None:
-            kept, versions = self.last
+        if self in memory:
+            kept, versions = memory[self]
             same = all(a is b for a, b in zip(arguments, kept, strict=False))
             if same and versions == [tensor._version for tensor in kept]:
                 return kept[-1]
         y = differentiable(*arguments, self)
         kept = (*arguments, y)
-        self.last = kept, [tensor._version for tensor in kept]
+        memory[self] = kept, [tensor._version for tensor in kept]
         return y
 
 

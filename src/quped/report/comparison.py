@@ -175,9 +175,11 @@ def document(text: str, folder: Path) -> str:
     if text.count("<!-- results: ") != len(blocks):
         raise RunError("A block of results in the document has no <!-- end -->: each needs its own.")
     made = {name: markdown(table, folder) for name, table in tables().items()}
+    if not any(made.values()):
+        raise RunError(f"There is no record of any table in {folder}: name the folder of the records with --out.")
     if missing := [name for name, content in made.items() if content and name not in blocks]:
         raise RunError(
-            f"There are records of the table {missing[0]}, but the document has no place for it: add the lines "
-            f"<!-- results: {missing[0]} --> and <!-- end -->."
+            f"There are records of {', '.join(missing)}, but the document has no place for them: for each, add the "
+            f"lines <!-- results: {missing[0]} --> and <!-- end -->."
         )
     return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", text)

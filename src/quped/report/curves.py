@@ -1,7 +1,6 @@
 """Accuracy by epoch, as a picture."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,9 +48,7 @@ def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> N
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    fields = [
-        (column, found) for column in table.columns if (found := comparable(lines(table, column, folder, epochs)))
-    ]
+    fields = [(column, found) for column in table.columns for found in by_length(lines(table, column, folder, epochs))]
     figure = plt.figure(figsize=(11, 5.8 * len(fields)), layout="constrained")
     figure.suptitle(table.title)
     parts = figure.subfigures(len(fields), 1, squeeze=False, hspace=0.03)
@@ -78,12 +75,14 @@ def draw_column(part: "SubFigure", column: Column, found: Sequence[Line]) -> Non
     part.text(0.5, 0.93, f"marks at the right are the paper's{shapes}", fontsize=8, color="#666666", ha="center")
 
 
-def comparable(found: Sequence[Line]) -> list[Line]:
-    """Return one line for each method: of the length that most methods have, or else its longest, which comes first."""
-    counts = Counter(line.results[0]["epochs"] for line in found)
-    common = max(counts, key=lambda epochs: (counts[epochs], epochs), default=None)
-    chosen = {line.method: line for line in reversed(found)}
-    return list((chosen | {line.method: line for line in found if line.results[0]["epochs"] == common}).values())
+def by_length(found: Sequence[Line]) -> list[list[Line]]:
+    """Return lines with runs of equal length, the longest first: the schedules of others pass at another speed.
+
+    What was not trained at all is a line in each.
+    """
+    epochs = [line.results[0]["epochs"] for line in found]
+    lengths = sorted({n for n in epochs if n > 0} or set(epochs), reverse=True)
+    return [[line for line, n in zip(found, epochs, strict=True) if n in (0, length)] for length in lengths]
 
 
 def draw_field(axis: "Axes", found: Sequence[Line], column: Sequence[Line]) -> None:
@@ -98,9 +97,8 @@ def draw_field(axis: "Axes", found: Sequence[Line], column: Sequence[Line]) -> N
         if line.results[0]["epochs"] == 0:  # as it was given: it has no curve
             x, y = [0, edge], y * 2
         color, style = look(line.method)
-        axis.plot(
-            x, y, color=color, linestyle=style, linewidth=2.4 if own(line.method) else 1.1, label=label(line, floor)
-        )
+        width, point = (2.4 if own(line.method) else 1.1), ("." if len(x) == 1 else "")
+        axis.plot(x, y, color=color, linestyle=style, linewidth=width, marker=point, label=label(line, floor))
     papers = [(line, line.paper.mean) for line in found if line.paper is not None]
     for (line, mean), shift in zip(papers, apart([mean for _, mean in papers], span / 25), strict=True):
         axis.plot(
@@ -114,8 +112,9 @@ def draw_field(axis: "Axes", found: Sequence[Line], column: Sequence[Line]) -> N
         )
     for start in sorted({start for line in found if (start := finetuning(line)) is not None}):
         axis.axvline(start, color="#bbbbbb", linewidth=0.8, linestyle=(0, (1, 3)))
-        axis.text(start, floor, " fine-tuning", fontsize=7, color="#888888", va="bottom")
-    axis.set(xlabel="epoch", xlim=(0, edge * 1.1), ylim=(floor, max(finals) + 0.15 * span))
+        axis.text(start, max(floor, 0), " fine-tuning", fontsize=7, color="#888888", va="bottom")
+    axis.set(xlabel="epoch", xlim=(0, edge * 1.1), ylim=(max(floor, 0), min(max(finals) + 0.15 * span, 100.5)))
+    axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -150,7 +149,7 @@ def label(line: Line, floor: float) -> str:
     y = curve(line)[1]
     seen = next((i for i, value in enumerate(y) if value >= floor), len(y))
     lowest = min(y[seen:], default=floor)
-    fall = f", down to {lowest:.0f}" if lowest < floor else ""
+    fall = f", fell to {lowest:.0f} on the way" if lowest < floor else ""
     return f"{line.title}{bits}: {shown(line.mean, line.std)}{paper}{fall}"
 
 
