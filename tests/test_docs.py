@@ -13,6 +13,7 @@ from small_federation import Net, assert_same, clients
 
 from quped import FedAvg, Federation, Linear, Quantization
 from quped.algorithms import ALGORITHMS
+from quped.experiments.schema import validate
 from quped.rng import torch_seeded
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +78,15 @@ def test_the_example_of_an_algorithm_is_one(tmp_path: Path) -> None:
     ended = [fit.global_module().get_parameter("first.weight").detach() for fit in fits]
     moved = [float((weight - began.detach()).norm()) for weight in ended]
     assert 0 < moved[2] < 0.8 * moved[0]
+
+
+def test_the_example_of_an_experiment_file_is_one() -> None:
+    """That of docs/experiments.md passes the checks of a user's file."""
+    text = (ROOT / "docs" / "experiments.md").read_text()
+    example, _ = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    experiment = validate(tomllib.loads(example), "experiments.md")
+    assert [group.count for group in experiment.clients] == [10, 10]
+    assert [method.algorithm.name for method in experiment.methods] == ["quped", "local"]
 
 
 def test_hyperparameters_are_told_as_they_are() -> None:
