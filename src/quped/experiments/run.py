@@ -131,10 +131,9 @@ def peers(folder: Path) -> list[Path]:
 
 def tell_replaced(experiment: Experiment, algorithm: AnyAlgorithm) -> None:
     """Warn of what clients do not get as the experiment has it, since the method cannot do so."""
-    meeting = experiment.global_model or experiment.clients[0].model
     told = []
-    if algorithm.meets_in == "same" and any(group.model != meeting for group in experiment.clients):
-        told.append(f"has the global network {meeting.name}")
+    if algorithm.meets_in == "same" and any(group.model != experiment.meeting for group in experiment.clients):
+        told.append(f"has the global network {experiment.meeting.name}")
     if not algorithm.quantizes and any(group.bits < FULL_PRECISION for group in experiment.clients):
         told.append("keeps full precision")
     if told:
@@ -186,7 +185,7 @@ class Population:
         One that needs the global network at every client, or full precision, gets clients that have it: this is how
         methods are compared that cannot all do the same.
         """
-        meeting = self._experiment.global_model or self._experiment.clients[0].model
+        meeting = self._experiment.meeting
         clients = [
             Client(
                 name=f"client-{i:0{len(str(len(self._groups) - 1))}d}",

@@ -227,6 +227,11 @@ class Experiment(Section):
     """Further algorithms, run on the same clients beside the first one."""
 
     @property
+    def meeting(self) -> CNN | MLP | ResNet | Text:
+        """The network in which clients meet: that of the first group unless the file names one."""
+        return self.global_model or self.clients[0].model
+
+    @property
     def methods(self) -> list[Method]:
         """The algorithm, then those it is compared with."""
         first = Method(build_algorithm(self.algorithm), self.algorithm, self.training)
