@@ -170,7 +170,8 @@ def test_the_models_of_a_fit_are_its_own() -> None:
     assert bool(fit.global_module().get_parameter("last.weight").any())
 
 
-def test_gradients_may_be_sparse() -> None:
+@pytest.mark.parametrize("quantize", [None, ["0.weight", "1.weight"]])
+def test_gradients_may_be_sparse(quantize: list[str] | None) -> None:
     """Those of an embedding for a large vocabulary: they serve as if they were not."""
 
     def network(sparse: bool) -> Callable[[], nn.Module]:
@@ -180,7 +181,9 @@ def test_gradients_may_be_sparse() -> None:
 
     data = (torch.arange(60).reshape(20, 3) % 20, samples(0, 20)[1])
     fits = [
-        Federation([client(train=data, test=data, model=network(sparse), bits=2)], QuPeD()).fit(epochs=3, workers=0)
+        Federation([client(train=data, test=data, model=network(sparse), bits=2, quantize=quantize)], QuPeD()).fit(
+            epochs=3, workers=0
+        )
         for sparse in (False, True)
     ]
     assert_same(*fits)

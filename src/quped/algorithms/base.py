@@ -159,14 +159,9 @@ def pullback(
     def pull_back(by_output: Tensor | None) -> Variables:
         inputs = [leaf for _, leaf in tree.items(leaves)]
         grads = iter(torch.autograd.grad(output, inputs, by_output, materialize_grads=True))
-        return tree.map_leaves(lambda _: dense(next(grads)), variables)
+        return tree.map_leaves(lambda _: next(grads), variables)
 
     return output.detach(), pull_back, tree.map_leaves(Tensor.detach, aux)
-
-
-def dense(grad: Tensor) -> Tensor:
-    """Return a gradient of all entries: embeddings may have one of some."""
-    return grad.to_dense() if grad.is_sparse else grad
 
 
 def transformed_pullback(

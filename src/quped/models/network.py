@@ -84,6 +84,9 @@ class FunctionalNetwork:
             self._evaluation = copy.deepcopy(self._training).eval()
         except Exception as error:  # whatever a user's module does when it is copied
             raise NetworkError(f"{self.name} cannot be copied: {error} (copy.deepcopy must work for it).") from error
+        for part in (*self._training.modules(), *self._evaluation.modules()):
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+                part.sparse = False  # sparse gradients fit torch's own optimizers only
         self.structure = repr(self._evaluation)
         """Its layers in words, without their weights."""
         self._slots = {train: slots(self._training if train else self._evaluation) for train in (True, False)}
