@@ -121,18 +121,14 @@ def test_pytorch_data_sets_are_data(tmp_path: Path) -> None:
     for data in (torch.utils.data.TensorDataset(inputs, labels), ListDataset(items)):
         assert_same(Federation([client(train=data)], QuPeD()).fit(epochs=2, workers=0), pair)
 
-    class Noisy(ListDataset):
-        """Samples with noise, as from an augmenting transform."""
-
-        def __getitem__(self, index: int) -> object:
-            """Return an item with noise."""
-            return torch.tensor(items[index][0]) + torch.randn(6), items[index][1]
-
     noisy = Federation([client(train=Noisy(items))], QuPeD())
     first = noisy.fit(epochs=2, workers=0)
     for workers in (0, 1):  # the second one finds a checkpoint
         assert_same(noisy.fit(epochs=2, workers=workers, checkpoints=tmp_path), first)
     assert_same(noisy.fit(epochs=2, workers=1), first)
+    both = Federation([client(name, train=Noisy(items)) for name in "ab"], QuPeD())
+    stacked, inline = both.fit(epochs=2, device="cpu"), both.fit(epochs=2, workers=0)
+    assert stacked.curve[-1].loss == pytest.approx(inline.curve[-1].loss)
     with pytest.raises(AssertionError):
         assert_same(first, pair)
 
@@ -147,6 +143,7 @@ def test_a_fit_tells_what_was_asked_for() -> None:
     assert told["hyperparameters"]["lambda_p"] == 0.5
     assert told["hyperparameters"]["quantization"]["sharpness"] == "inf"
     assert told["training"].items() >= {"lr": 0.2, "momentum": 0.9, "steps_per_epoch": 1, "finetune_epochs": 1}.items()
+    assert told["training"]["batch_size"] == 25
     assert told["clients"][0]["quantized"] == ["middle.weight"]
 
 
@@ -224,7 +221,8 @@ def test_training_leaves_torchs_generator_alone() -> None:
     """A user's own random numbers do not depend on whether a federation ran in between."""
     torch.manual_seed(7)
     state = torch.get_rng_state()
-    Federation([client()], Local()).fit(epochs=1, workers=0)
+    items = [(torch.zeros(6), int(label)) for label in samples(0, 20)[1]]
+    Federation([client(train=Noisy(items))], Local()).fit(epochs=1, workers=0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -294,7 +292,7 @@ class OwnSamples:
 class ListDataset(torch.utils.data.Dataset[object]):
     """A PyTorch data set: items, as they are."""
 
-    def __init__(self, items: Sequence[object]) -> None:
+    def __init__(self, items: Sequence[Any]) -> None:
         """Hold the items."""
         self.items = items
 
@@ -305,6 +303,15 @@ class ListDataset(torch.utils.data.Dataset[object]):
     def __getitem__(self, index: int) -> object:
         """Return an item."""
         return self.items[index]
+
+
+class Noisy(ListDataset):
+    """Samples with noise, as from an augmenting transform."""
+
+    def __getitem__(self, index: int) -> object:
+        """Return an item with noise."""
+        inputs, label = self.items[index]
+        return torch.as_tensor(inputs) + torch.randn(6), label
 
 
 NAN = samples(0, 20)[0].index_fill(0, torch.tensor([3]), math.nan)
@@ -465,15 +472,16 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
     ({"local_steps": 0}, "local_steps must be"),
     ({"batch_size": 0}, "batch_size must be"),
-    ({"lr": "0.1"}, "learning rate lr must be at least 0, got '0.1'"),
-    ({"momentum": 1.0}, "momentum must be below 1"),
+    ({"lr": "0.1"}, "learning rate lr must be above 0 and finite, got '0.1'"),
+    ({"stretch": "2"}, "stretch must be above 0 and finite, got '2'"),
+    ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
     ({"finetune_epochs": 2.5}, "finetune_epochs must be a whole number"),
     ({"finetune_epochs": 1, "local_steps": 1000}, "No round begins in the last 1 epochs.*fewer local_steps"),
     ({"lr": 0.0}, "learning rate lr must be above 0"),
     ({"lr_decay": 1.5}, "lr_decay must be"),
     ({"momentum": -0.1}, "momentum must be"),
     ({"weight_decay": -1.0}, "weight decay must be"),
-    ({"finetune_epochs": 31}, "finetune_epochs must be between 0 and 30"),
+    ({"finetune_epochs": 31}, "finetune_epochs must be a whole number from 0 to 30, got 31"),
     ({"clients_per_round": 2}, "clients_per_round must be at most 1, the number of clients, got 2"),
     ({"clients_per_round": 0}, "clients_per_round must be"),
     ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
@@ -509,7 +517,7 @@ def test_a_class_never_trained_on_is_allowed_and_said() -> None:
 def test_an_error_within_training_names_the_client() -> None:
     """A network that fails in its first training step, here BatchNorm with one sample, says whose it is."""
     with pytest.raises(
-        QupedError, match="Client 'phone' failed in round 0: ValueError: Expected more than 1 value per channel"
+        QupedError, match="Client 'phone' failed in round 1: ValueError: Expected more than 1 value per channel"
     ):
         Federation([client()], Local()).fit(batch_size=1)
 

@@ -70,5 +70,5 @@ def test_everyone_takes_part_when_all_are_asked() -> None:
 
 def test_a_plan_refuses_nonsense() -> None:
     """More fine-tuning than epochs."""
-    with pytest.raises(ValueError, match="finetune_epochs must be between 0 and 5"):
+    with pytest.raises(ValueError, match="finetune_epochs must be a whole number from 0 to 5"):
         plan(finetune=6)

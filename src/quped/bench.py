@@ -6,8 +6,8 @@ random, since only time is measured.
 
 import copy
 import math
-import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -92,7 +92,7 @@ def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     evaluation = medians.pop("evaluation")
     rates = {name: load.iterations / taken for name, taken in medians.items()}
-    peak = sgemm_peak(threads=workers)
+    peak = sgemm_peak(threads=max(workers, 1))
     return {
         "rates": {name: round(rate, 1) for name, rate in rates.items()},
         "ratio_vs_plain_1thread": round(rates["processes"] / rates["plain_1thread"], 3),
@@ -102,7 +102,7 @@ def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any
         "fraction_of_peak": round(rates["processes"] * step_flops(load) / peak, 4),
         "sgemm_gflops": round(peak / 1e9, 1),
         "evaluation_share": round(evaluation / (evaluation + ROUNDS_PER_EVALUATION * medians["processes"]), 4),
-        "peak_memory_mb": round(peak_memory() / 1e6),
+        "peak_memory_mb": peak_memory(),
         "hours_for_a_paper_run": {
             "fedavg": round(PAPER_ITERATIONS / rates["processes"] / 3600, 2),
             "quped_2bit": round(PAPER_ITERATIONS / rates["processes_quped_2bit"] / 3600, 2),
@@ -201,6 +201,10 @@ def sgemm_peak(threads: int, size: int = 1024, repeats: int = 10) -> float:
     return 2 * size**3 / best
 
 
-def peak_memory() -> int:
-    """Return the largest resident memory, in bytes, that a worker which has ended had."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+def peak_memory() -> float | None:
+    """Return the largest resident memory, in MB, that a worker which has ended had; None but on Linux."""
+    if sys.platform != "linux":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6

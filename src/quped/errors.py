@@ -43,11 +43,15 @@ def check(ok: bool, what: str, rule: str, got: object) -> None:
         raise InvalidValueError(f"The {what} must be {rule}, got {got!r}.")
 
 
+def number(value: object) -> float:
+    """Return a number, Python's or NumPy's, as a float, and anything else as NaN: that is in no range."""
+    return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+
+
 def check_number(what: str, value: object, low: float, high: float = math.inf) -> None:
-    """Check that `value` is a number, Python's or NumPy's, in [low, high]; NaN is not."""
+    """Check that `value` is a number in [low, high]."""
     rule = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-    fine = not isinstance(value, bool) and isinstance(value, Real) and low <= float(value) <= high
-    check(fine, what, rule, value)
+    check(low <= number(value) <= high, what, rule, value)
 
 
 def is_whole(value: object) -> bool:
@@ -55,10 +59,10 @@ def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def check_whole(what: str, value: object, low: int) -> None:
-    """Check that `value` is a whole number of at least `low`."""
-    fine = isinstance(value, Integral) and is_whole(value) and int(value) >= low
-    check(fine, what, f"a whole number of at least {low}", value)
+def check_whole(what: str, value: object, low: int, high: float = math.inf) -> None:
+    """Check that `value` is a whole number in [low, high]."""
+    rule = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+    check(is_whole(value) and low <= number(value) <= high, what, f"a whole number {rule}", value)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -207,7 +207,8 @@ class Federation:
 
     def _output_size(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
         """Run a network on one sample, once for each kind of input, and return the number of its outputs."""
-        inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
+        with torch_seeded(self.seed, "kind"):  # data sets of PyTorch may be random
+            inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
         key = (id(network), *((x.shape[1:], x.dtype) for x in inputs))
         if key not in self._outputs:
             try:
@@ -352,6 +353,8 @@ class Federation:
         members = self.members
         options = {"hyperparameters": asdict(self.algorithm), "training": asdict(plan) | asdict(players[0].task.sgd)}
         identity = self._identity(options, players) if checkpoints else {}
+        sizes = {player.batch_size for player in players}
+        options["training"]["batch_size"] = sizes.pop() if len(sizes) == 1 else None
         with ExitStack() as stack:
             stack.enter_context(FITTING)
             if checkpoints:
@@ -364,8 +367,8 @@ class Federation:
                 curve = [Evaluation(**point) for point in about["curve"]]
                 began -= about["seconds"]
 
-            def report(told: RoundReport) -> None:
-                clock = told.clock
+            for told in run(self.algorithm, plan, len(players), self.seed, engine, shared, first):
+                shared, clock = told.shared, told.clock
                 seconds = round(time.monotonic() - began, 3)
                 evaluation = None if told.scores is None else self._evaluation(told, told.scores, seconds)
                 if evaluation is not None:
@@ -378,11 +381,9 @@ class Federation:
                 due = (clock.round + 1) % checkpoint_every == 0 or clock.round + 1 == plan.rounds
                 if checkpoints is not None and (signal_number or due):
                     about = {"curve": [asdict(point) for point in curve], "seconds": seconds}
-                    checkpoint.save(checkpoints, engine, told.shared, clock.round, identity, about)
+                    checkpoint.save(checkpoints, engine, shared, clock.round, identity, about)
                 if signal_number is not None:
                     raise InterruptedRunError(clock.round, signal_number)
-
-            shared = run(self.algorithm, plan, len(players), self.seed, engine, shared, report, first)
             # Copies: under some methods all clients have the same tensors, or those that a fit begins with.
             models = {p.name: tree.map_leaves(torch.clone, engine.deployed(shared, i)) for i, p in enumerate(players)}
         by_name = {m.client.name: m for m in members}

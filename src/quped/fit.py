@@ -84,7 +84,8 @@ class Fit:
     """The tensors of w, in which the clients met; None for methods without."""
     global_network: FunctionalNetwork = field(repr=False)
     options: dict[str, Any] = field(repr=False)
-    """The method's `hyperparameters`, and the `training`: what was asked for, and what followed from it."""
+    """The method's `hyperparameters`, and the `training`: what was asked for, and what followed from it. A
+    `batch_size` of None: clients have their own."""
 
     @property
     def accuracy(self) -> dict[str, float]:

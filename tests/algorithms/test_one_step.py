@@ -325,6 +325,23 @@ def test_a_border_that_is_not_known_is_refused() -> None:
         Quantization(border=unknown)
 
 
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (Quantization, {"eta2": "a"}),
+        (Quantization, {"clip": None}),
+        (Quantization, {"sharpness": "10"}),
+        (QuPeD, {"temperature": "1"}),
+        (PFedMe, {"inner_steps": 2.0}),
+    ],
+)
+def test_hyperparameters_that_are_no_numbers_are_refused(kind: Callable[..., object], wrong: dict[str, object]) -> None:
+    """With the sentence that any value out of range gets."""
+    ((name, value),) = wrong.items()
+    with pytest.raises(InvalidValueError, match=rf"{name}.* must be .*, got {value!r}"):
+        kind(**wrong)
+
+
 @pytest.mark.parametrize("lam", [1e-4, {}, {1: 1e-4}, {"1": Linear(1e-4)}, Linear(1e-4)])
 def test_lambda_is_a_schedule_for_each_bit_width(lam: Any) -> None:
     """Anything else is told at once, with an example."""

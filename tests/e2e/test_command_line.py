@@ -290,10 +290,12 @@ def test_users_words_are_not_markup(experiment: Path, tmp_path: Path) -> None:
 def test_overwriting_leaves_nothing_of_the_old_run(experiment: Path, tmp_path: Path) -> None:
     """Records of methods that the new run does not have go too; other files stay."""
     arguments = ("run", experiment, "--out", "out", "--quiet", "--set", "training.epochs=1")
-    assert quped(*arguments, cwd=tmp_path).returncode == 0
+    peers = "compare=[{algorithm={name='local'}},{algorithm={lambda_p=0.5}}]"
+    assert quped(*arguments, "--set", peers, cwd=tmp_path).returncode == 0
     (tmp_path / "out" / "local" / "notes.txt").write_text("mine")
+    assert (tmp_path / "out" / "quped").is_dir()
     assert quped(*arguments, "--overwrite", "--set", "compare=[]", cwd=tmp_path).returncode == 0
-    below = {path for name in ("local", "fedavg") for path in (tmp_path / "out" / name).rglob("*") if path.is_file()}
+    below = {path for name in ("local", "quped") for path in (tmp_path / "out" / name).rglob("*") if path.is_file()}
     assert {path.name for path in below} == {"notes.txt"}
     assert len(list((tmp_path / "out" / "models").iterdir())) == 4
 

@@ -97,7 +97,7 @@ def test_a_client_that_kills_every_worker_is_named(tmp_path: Path) -> None:
     members = with_deadly_client(tmp_path, lives=100)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(QupedError, match=r"client 'c1', in round 0, died 3 times \(signal 9\).*fewer workers"):
+        with pytest.raises(QupedError, match=r"client 'c1', in round 1, died 3 times \(signal 9\).*fewer workers"):
             fit(QuPeD(), members, workers=2)
     assert (tmp_path / "deaths").read_text() == "xxx"
 
@@ -132,7 +132,7 @@ class OddError(Exception):
 def test_any_error_of_a_network_names_the_client_and_the_line(workers: int) -> None:
     """Also one that does not survive the way from a worker."""
     members = [Client("phone", train=samples(0, 20), test=samples(1, 12), model=Particular)]
-    with pytest.raises(QupedError, match="Client 'phone' failed in round 0: OddError: this and that") as failed:
+    with pytest.raises(QupedError, match="Client 'phone' failed in round 1: OddError: this and that") as failed:
         Federation(members, Local()).fit(workers=workers)
     cause = failed.value.__notes__[0] if workers else "".join(traceback.format_exception(failed.value.__cause__))
     assert 'raise OddError("this", "that")' in cause

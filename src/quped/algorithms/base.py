@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from quped import tree
-from quped.errors import check, check_number
+from quped.errors import check, check_number, number
 from quped.losses import cross_entropy
 from quped.quant import Start
 from quped.stacking import stacked
@@ -50,8 +50,7 @@ class SGD:
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_number("weight decay", self.weight_decay, 0)
-        check_number("momentum", self.momentum, 0, 1)
-        check(self.momentum < 1, "momentum", "below 1", self.momentum)
+        check(0 <= number(self.momentum) < 1, "momentum", "at least 0 and below 1", self.momentum)
 
     def init(self, params: Params) -> Params:
         """Return the velocity to start with; nothing without momentum."""

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 from quped import tree
 from quped.algorithms.base import Global, Meeting, Task, cross_entropy_gradient, receive, send
-from quped.errors import check, check_number
+from quped.errors import check_number, check_whole
 from quped.typing import Batch, Clock, Metrics, Model
 
 
@@ -46,8 +46,7 @@ class PFedMe:
         """Check the ranges."""
         check_number("lam of pFedMe", self.lam, 0)
         check_number("eta of pFedMe", self.eta, 0)
-        whole = type(self.inner_steps) is int and self.inner_steps >= 1
-        check(whole, "inner_steps of pFedMe", "a whole number of at least 1", self.inner_steps)
+        check_whole("inner_steps of pFedMe", self.inner_steps, 1)
 
     def init_shared(self, task: Task) -> Global:
         """Start from the global network's weights."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from quped.errors import check, is_whole
+from quped.errors import check, is_whole, number
 from quped.quant import PAPER, Border, Linear
 
 
@@ -35,9 +35,9 @@ class Quantization:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check(0 <= self.eta2 < math.inf, "eta2", "at least 0 and finite", self.eta2)
-        check(self.clip > 0, "clip", "above 0", self.clip)
-        check(self.sharpness > 0, "sharpness P", "above 0", self.sharpness)
+        check(0 <= number(self.eta2) < math.inf, "eta2", "at least 0 and finite", self.eta2)
+        check(number(self.clip) > 0, "clip", "above 0", self.clip)
+        check(number(self.sharpness) > 0, "sharpness P", "above 0", self.sharpness)
         check(self.border in ("zero", "middle"), "border", "'zero' or 'middle'", self.border)
         finite = self.sharpness < math.inf
         check(not (finite and self.straight_through), "sharpness P", "infinite with straight_through", self.sharpness)

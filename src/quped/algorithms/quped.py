@@ -11,7 +11,7 @@ from quped.algorithms import alternating
 from quped.algorithms.alternating import Learner, Problem
 from quped.algorithms.base import Global, Meeting, Task, gradient, pullback, receive, send
 from quped.algorithms.quantization import Quantization
-from quped.errors import check, check_number
+from quped.errors import check, check_number, number
 from quped.losses import cross_entropy, distillation
 from quped.typing import Batch, Clock, Metrics, Model, Params
 
@@ -53,7 +53,7 @@ class QuPeD:
         """Check the ranges."""
         check_number("lambda_p of QuPeD", self.lambda_p, 0, 1)
         check_number("eta3_over_eta1 of QuPeD", self.eta3_over_eta1, 0)
-        check(self.temperature > 0, "temperature of QuPeD", "above 0", self.temperature)
+        check(number(self.temperature) > 0, "temperature of QuPeD", "above 0", self.temperature)
 
     def init_shared(self, task: Task) -> Global:
         """Start from the global network's weights."""

@@ -46,12 +46,13 @@ def engine(
         table.add_row(MEANING[name], f"{rate:,.0f}", f"{rate / numbers['rates']['plain_1thread']:.2f}")
     console.print(table)
     hours = numbers["hours_for_a_paper_run"]
+    memory = numbers["peak_memory_mb"]
     console.print(
         f"A QuPeD step costs {numbers['quped_over_fedavg']:.1f} FedAvg steps. "
         f"FedAvg runs at {numbers['fraction_of_peak']:.0%} of this machine's sgemm peak "
         f"({numbers['sgemm_gflops']:.0f} GFLOP/s).\n"
         f"One CIFAR-10 run of the paper takes {hours['fedavg']:.1f} h with FedAvg, "
         f"{hours['quped_2bit']:.1f} h with QuPeD at 2 bits. "
-        f"Evaluation takes {numbers['evaluation_share']:.1%} of the former. "
-        f"Memory of a worker: {numbers['peak_memory_mb']:,} MB at most."
+        f"Evaluation takes {numbers['evaluation_share']:.1%} of the former."
+        + (f" Memory of a worker: {memory:,.0f} MB at most." if memory else "")
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from quped.errors import DataError, check, check_number
+from quped.errors import DataError, check, check_number, number
 
 Indices = NDArray[np.int64]
 
@@ -104,7 +104,7 @@ def by_dirichlet(
     a training and a test sample.
     """
     check_number("number of clients", clients, 1)
-    check(0 < alpha < math.inf, "alpha of a Dirichlet partition", "above 0 and finite", alpha)
+    check(0 < number(alpha) < math.inf, "alpha of a Dirichlet partition", "above 0 and finite", alpha)
     for _ in range(100):
         parts: list[tuple[list[Indices], list[Indices]]] = [([], []) for _ in range(clients)]
         for label in np.unique(train_labels):
@@ -139,7 +139,7 @@ def by_writer(
     """
     check_number("number of clients", clients, 1)
     check_number("number of writers per client", writers_per_client, 1)
-    check(0 < test_fraction < 1, "test fraction", "between 0 and 1", test_fraction)
+    check(0 < number(test_fraction) < 1, "test fraction", "between 0 and 1", test_fraction)
     known = np.unique(writers)
     if clients * writers_per_client > len(known):
         raise DataError(

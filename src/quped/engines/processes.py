@@ -232,7 +232,7 @@ class ProcessEngine:
         """Replace a worker that died, and give its job to the new one."""
         worker.process.join()
         job = cast(Job, worker.job)
-        what = "being evaluated" if job.round is None else f"in round {job.round}"
+        what = "being evaluated" if job.round is None else f"in round {job.round + 1}"
         who = f"client '{self._board.players[job.client].name}', {what}"
         code = worker.process.exitcode or 0
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"

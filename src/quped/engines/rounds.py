@@ -1,7 +1,7 @@
 """The loop of a federation, written once. An engine says where a client's round is computed."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from quped import tree
 from quped.algorithms import AnyAlgorithm, Task
 from quped.data import Samples
-from quped.errors import InvalidValueError, check, check_number, check_whole, is_whole
+from quped.errors import InvalidValueError, check, check_whole, number
 from quped.native import reusing
 from quped.rng import generator
 from quped.typing import Batch, Clock, Model, Phase
@@ -54,13 +54,10 @@ class Plan:
         """Check the ranges."""
         for what in ("epochs", "steps_per_epoch", "local_steps", "clients_per_round", "evaluate_every"):
             check_whole(what, getattr(self, what), 1)
-        check(is_whole(self.finetune_epochs), "number of finetune_epochs", "a whole number", self.finetune_epochs)
-        check_number("number of finetune_epochs", self.finetune_epochs, 0, self.epochs)
-        check_number("learning rate lr", self.lr, 0)
-        check(0 < self.lr < math.inf, "learning rate lr", "above 0 and finite", self.lr)
-        check_number("lr_decay", self.lr_decay, 0, 1)
-        check(self.lr_decay > 0, "lr_decay", "above 0", self.lr_decay)
-        check(0 < self.stretch < math.inf, "stretch", "above 0 and finite", self.stretch)
+        check_whole("number of finetune_epochs", self.finetune_epochs, 0, self.epochs)
+        check(0 < number(self.lr) < math.inf, "learning rate lr", "above 0 and finite", self.lr)
+        check(0 < number(self.lr_decay) <= 1, "lr_decay", "above 0 and at most 1", self.lr_decay)
+        check(0 < number(self.stretch) < math.inf, "stretch", "above 0 and finite", self.stretch)
         if self.finetune_epochs and self.clock(self.rounds - 1).phase is not Phase.FINETUNE:
             raise InvalidValueError(
                 f"No round begins in the last {self.finetune_epochs} epochs, in which fine-tuning was asked for: "
@@ -184,13 +181,11 @@ def run(
     seed: int,
     engine: Engine,
     shared: Any,
-    report: Callable[[RoundReport], None],
     first: int = 0,
-) -> Any:
-    """Run all rounds from the first on, and return the final shared state."""
+) -> Iterator[RoundReport]:
+    """Run all rounds from the first on, and tell of each."""
     for clock in map(plan.clock, range(first, plan.rounds)):
         received, loss = engine.play(shared, clock, choose(plan, clients, seed, clock.round))
         shared = algorithm.combine(shared, received)
         scores = engine.scores(shared) if plan.evaluates(clock.round) else None
-        report(RoundReport(clock, loss, scores, shared))
-    return shared
+        yield RoundReport(clock, loss, scores, shared)

@@ -56,7 +56,7 @@ class VmappedEngine:
         groups: dict[Hashable, list[int]] = {}
         for client in chosen:
             player = self._players[client]
-            with naming(player, clock.round):
+            with naming(player, clock.round), torch_seeded(self._seed, "steps", player.name, clock.round):
                 steps[client] = tuple(batches_of(self._algorithm, player, self._plan, self._seed, clock))
             groups.setdefault((id(player.task), shapes(steps[client])), []).append(client)
         played: dict[int, Played] = {}
@@ -115,7 +115,7 @@ class VmappedEngine:
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             names = ", ".join(f"'{player.name}'" for player in players)
             raise RunError(
-                f"Round {clock.round} of the clients {names} cannot be computed at once: {error} "
+                f"Round {clock.round + 1} of the clients {names} cannot be computed at once: {error} "
                 "Without device=..., they are computed one by one."
             ) from error
         # A client's part is copied: it would keep the memory of the whole stack.

@@ -50,7 +50,7 @@ def check_loss(player: Player, clock: Clock, loss: float) -> None:
     """Raise if training has diverged."""
     if not math.isfinite(loss):
         raise RunError(
-            f"The training loss of client '{player.name}' became {loss} in round {clock.round}: "
+            f"The training loss of client '{player.name}' became {loss} in round {clock.round + 1}: "
             "lower the learning rate lr, or check the scale of its inputs."
         )
 
@@ -69,7 +69,7 @@ def naming(player: Player, round_: int | None) -> Iterator[None]:
     except QupedError:
         raise
     except Exception as error:
-        when = "while it was evaluated" if round_ is None else f"in round {round_}"
+        when = "while it was evaluated" if round_ is None else f"in round {round_ + 1}"
         raise RunError(f"Client '{player.name}' failed {when}: {type(error).__name__}: {error}") from error
 
 

@@ -1,6 +1,5 @@
 """From an experiment file to run records."""
 
-import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from quped.data import DATASETS, Dataset, Samples, Subset
 from quped.data.partition import Indices, Share
 from quped.data.scheme import split
 from quped.errors import RunError
-from quped.experiments.schema import Experiment
+from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment
 from quped.federation import Client, Federation
 from quped.fit import Progress
 from quped.rng import generator
@@ -112,20 +111,16 @@ def claim(folders: list[Path], asked: list[Result], *, overwrite: bool, resume: 
 
 
 def peers(folder: Path) -> list[Path]:
-    """Return the folders below a record that belong to it: what else lies there, such as other runs, does not.
-
-    They have the record's preset and seed, compare with nobody, and are called by their method.
-    """
+    """Return the folders below a record that it tells of, and that have its preset and seed: others are not its own."""
     found = []
-    with suppress(RunError):  # there is no record yet
-        mine = read_json(folder / CONFIG, "preset", "seed")
-        for path in folder.glob(f"*/{CONFIG}"):
-            with suppress(RunError, KeyError, TypeError):  # it holds something else
-                told = read_json(path)
-                alike = all(told[key] == mine[key] for key in ("preset", "seed")) and not told["config"]["compare"]
-                name = re.escape(told["config"]["algorithm"]["name"])
-                if alike and re.fullmatch(rf"{name}(-\d+)?", path.parent.name):
-                    found.append(path.parent)
+    with suppress(RunError, KeyError, TypeError, AttributeError):  # there is no record yet, or it is damaged
+        mine = read_json(folder / CONFIG)
+        compared = [peer["algorithm"].get("name", DEFAULT_ALGORITHM) for peer in mine["config"]["compare"]]
+        for path in (folder / name for name in distinct(compared)):
+            with suppress(RunError):  # it holds no run
+                told = read_json(path / CONFIG)
+                if all(told.get(key) == mine[key] for key in ("preset", "seed")):
+                    found.append(path)
     return found
 
 

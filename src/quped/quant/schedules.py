@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quped.errors import check
+from quped.errors import check, number
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Linear:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        check(0 <= self.rate < math.inf, "rate of lambda(t)", "at least 0 and finite", self.rate)
-        check(0 < self.decay <= 1, "decay of lambda(t)", "above 0 and at most 1", self.decay)
+        check(0 <= number(self.rate) < math.inf, "rate of lambda(t)", "at least 0 and finite", self.rate)
+        check(0 < number(self.decay) <= 1, "decay of lambda(t)", "above 0 and at most 1", self.decay)
 
     def __call__(self, t: float) -> float:
         """Return lambda(t)."""
