@@ -24,7 +24,7 @@ from quped.experiments import reproduce, table
 from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
-from quped.report.comparison import Line, alike, document, lines, markdown, provenance
+from quped.report.comparison import Line, alike, document, markdown, provenance, rows
 from quped.report.curves import apart, by_length, draw_column, finetuning, label, look
 
 TABLE_COUNT = 10
@@ -229,17 +229,17 @@ def test_shortened_runs_are_marked_everywhere(small: table.Table) -> None:
     result = run_cell(short, out, workers=0)
     assert result is not None
     assert (result["shortened"], result["epochs"], result["full_epochs"]) == (True, 2, 4)
-    assert "FedAvg [2 of 4 epochs]" in markdown(small, out)
+    assert "FedAvg [2 of 4 epochs]" in markdown(rows(small, out))
     (shorter,) = small.cells(["fedavg"], None, 1, 1)
     run_cell(shorter, out, workers=0)
-    found = lines(small, small.columns[0], out)
+    ((_, found),) = rows(small, out)
     assert [line.title for line in found] == ["FedAvg [2 of 4 epochs]", "FedAvg [1 of 4 epochs]"]
     assert found[0].std is None
     assert by_length(found) == [found[:1], found[1:]]
     (full,) = small.cells(["fedavg"], None, 1)
     run_cell(full, out, workers=0)
-    assert "epochs]" not in markdown(small, out)
-    assert "FedAvg [2 of 4 epochs]" in markdown(small, out, epochs=2)
+    assert "epochs]" not in markdown(rows(small, out))
+    assert "FedAvg [2 of 4 epochs]" in markdown(rows(small, out, epochs=2))
 
 
 def test_runs_are_shown_wherever_they_are(small: table.Table) -> None:
@@ -247,15 +247,15 @@ def test_runs_are_shown_wherever_they_are(small: table.Table) -> None:
     out = Path("results")
     (_, second) = small.cells(["fedavg"], None, 2)
     run_cell(second, out, workers=0)
-    (line,) = lines(small, small.columns[0], out)
+    ((_, (line,)),) = rows(small, out)
     assert [result["seed"] for result in line.results] == [1]
     (short,) = small.cells(["quped-2bit"], None, 1, 2)
     run_cell(short, out, workers=0)
     twin = find_table("twin")
-    assert "QuPeD [2 of 4 epochs]" in markdown(twin, out)
+    assert "QuPeD [2 of 4 epochs]" in markdown(rows(twin, out))
     asked = ["reproduce", "small", "--methods", "fedavg", "--seeds", "2", "--epochs", "9", "--workers", "0"]
     CliRunner().invoke(app, asked, catch_exceptions=False)
-    assert [result["seed"] for result in lines(small, small.columns[0], out, 9)[0].results] == [0, 1]
+    assert [result["seed"] for result in rows(small, out, 9)[0][1][0].results] == [0, 1]
     assert {p.name for p in (out / "small").iterdir()} == {"digits", "table.md", "table.json", "curves.png"}
 
 
@@ -429,7 +429,7 @@ def test_a_narrow_terminal_shows_what_was_run(small: table.Table) -> None:
     (short,) = small.cells(["quped+-2bit"], None, 1, 2)
     run_cell(short, out, workers=0)
     console = Console(width=44, record=True, file=io.StringIO())
-    show(console, small, out, None)
+    show(console, small, rows(small, out))
     text = console.export_text()
     methods = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
     assert " ".join(methods) == "QuPeD + [2 of 4 epochs]"

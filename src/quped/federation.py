@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quped import tree
-from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Global, Task, alternating
+from quped.algorithms import FULL_PRECISION, SGD, AnyAlgorithm, Global, Task
 from quped.data import Data, Samples, as_samples
 from quped.engines import (
     Engine,
@@ -200,7 +200,7 @@ class Federation:
             )
             if client.bits < FULL_PRECISION:
                 try:
-                    alternating.begin(self._tasks[key])
+                    self.algorithm.init_personal(self._tasks[key], self.algorithm.init_shared(self._tasks[key]))
                 except InvalidValueError as error:
                     raise InvalidValueError(f"The network of {who} cannot be quantized: {error}") from error
         return Member(client, train, test, network, self._tasks[key])

@@ -1,6 +1,5 @@
 """The algorithms: one file each, pure, under one interface."""
 
-from quped.algorithms import alternating
 from quped.algorithms.base import FULL_PRECISION, SGD, AnyAlgorithm, Global, Task
 from quped.algorithms.fedavg import FedAvg
 from quped.algorithms.fml import FML
@@ -32,5 +31,4 @@ __all__ = [
     "QuPeL",
     "Quantization",
     "Task",
-    "alternating",
 ]

@@ -14,7 +14,7 @@ from quped.cli.run import Workers, bars, notes
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.experiments.reproduce import run_cell, status
 from quped.experiments.table import Cell, Table, find_table, tables
-from quped.report.comparison import HEADER, document, lines, markdown, values
+from quped.report.comparison import HEADER, Rows, document, markdown, rows, values
 from quped.report.curves import draw
 from quped.runs import write_bytes
 
@@ -90,26 +90,27 @@ def reproduce_command(
         show_tables(console)
         return
     wanted = [find_table(table)] if table is not None else list(tables().values())
-    rows, fields = named("--methods", methods), named("--columns", columns)
-    cells = [cell for found in wanted for cell in found.cells(rows, fields, seeds, epochs)]
+    chosen = named("--methods", methods), named("--columns", columns)
+    cells = [cell for found in wanted for cell in found.cells(*chosen, seeds, epochs)]
     if epochs is not None and not any(cell.shortened for cell in cells):
         aside.print(f"[yellow]note:[/] no run has more than {epochs} epochs: nothing is shortened.")
         epochs = None
     if show_status:
-        tell_status(console, wanted, cells, out, warm_start)
+        tell_status(console, cells, out, warm_start)
         return
     (found,) = wanted
     if workers is not None and all(cell.recipe is not None for cell in cells):
         raise InvalidValueError(f"--workers is for federations: {found.name} trains one network at a time.")
     run(console, aside, cells, out, workers, warm_start)
-    show(console, found, out, epochs)
+    there = rows(found, out, epochs)
+    show(console, found, there)
     if epochs is not None:
-        publish(found, out)  # which lists shortened runs, too
-    if written := publish(found, out, epochs):
+        publish(found, rows(found, out), out)  # which lists shortened runs, too
+    if written := publish(found, there, out, epochs):
         names = ", ".join(path.name for path in written)
         console.print(f"Written to {out / found.name}: {names}", soft_wrap=True)
     if as_json:
-        print(json.dumps(values(found, out, epochs), indent=2))
+        print(json.dumps(values(found, there), indent=2))
 
 
 def named(option: str, names: str | None) -> list[str] | None:
@@ -120,27 +121,26 @@ def named(option: str, names: str | None) -> list[str] | None:
     return found
 
 
-def publish(table: Table, out: Path, epochs: int | None = None) -> list[Path]:
+def publish(table: Table, found: Rows, out: Path, epochs: int | None = None) -> list[Path]:
     """Write the table as Markdown, as JSON and as curves, if anything was run; return the files."""
-    files = texts(table, out, epochs)
+    files = texts(table, found, out, epochs)
     for path, text in files.items():
         path.parent.mkdir(exist_ok=True)
         write_bytes(path, text.encode())
     if not files:
         return []
     picture = out / table.name / ("curves.png" if epochs is None else f"curves-epochs-{epochs}.png")
-    draw(table, out, picture, epochs)
+    draw(table.title, found, picture)
     return [*files, picture]
 
 
-def texts(table: Table, out: Path, epochs: int | None = None) -> dict[Path, str]:
+def texts(table: Table, found: Rows, out: Path, epochs: int | None = None) -> dict[Path, str]:
     """Return what the files of a table say; nothing if nothing was run."""
-    content = markdown(table, out, epochs)
-    if not content:
+    if not found:
         return {}
     path = out / table.name / ("table.md" if epochs is None else f"table-epochs-{epochs}.md")
-    numbers = json.dumps(values(table, out, epochs), indent=2)
-    return {path: f"# {table.title}\n\n{content}\n", path.with_suffix(".json"): f"{numbers}\n"}
+    numbers = json.dumps(values(table, found), indent=2)
+    return {path: f"# {table.title}\n\n{markdown(found)}\n", path.with_suffix(".json"): f"{numbers}\n"}
 
 
 def run(
@@ -180,18 +180,15 @@ def run(
         raise
 
 
-def show(console: Console, table: Table, out: Path, epochs: int | None) -> None:
+def show(console: Console, table: Table, found: Rows) -> None:
     """Print the table; in a narrow terminal without what can be told from the rest."""
     left_out = () if console.width >= NARROW else ("Seeds", "Difference")
     kept = [i for i, name in enumerate(HEADER) if name not in left_out]
-    for column in table.columns:
-        found = lines(table, column, out, epochs)
-        if not found:
-            continue
+    for column, lines in found:
         shown = RichTable(title=f"{table.title}: {column.title}", title_justify="left")
         for i in kept:
             shown.add_column(HEADER[i], justify="left" if i < 2 else "right", no_wrap=i > 0, overflow="fold")
-        for line in found:
+        for line in lines:
             style = "bold" if line.method.startswith(("quped", "centers")) else None
             texts = line.texts()
             shown.add_row(*(escape(texts[i]) for i in kept), style=style)
@@ -214,29 +211,26 @@ def show_tables(console: Console) -> None:
     )
 
 
-def tell_status(console: Console, wanted: list[Table], cells: list[Cell], out: Path, warm_start: Path | None) -> None:
-    """Show how much of each table is there."""
+def tell_status(console: Console, cells: list[Cell], out: Path, warm_start: Path | None) -> None:
+    """Show how much is there: of a table by method, of several by column."""
     shortened = {cell.epochs for cell in cells if cell.shortened}
     length = f", shortened to {shortened.pop()} epochs" if shortened else ""
     shown = RichTable(title=f"Runs in {out}{length}", title_justify="left")
     usual_rate = status(cells, out, warm_start).rate
     total = 0.0
-    names = ("table", "column") if len(wanted) > 1 else ("column", "method")
+    several = len({cell.table.name for cell in cells}) > 1
+    names = ("table", "column") if several else ("column", "method")
     for name in (*names, "done", "begun", "to go", "time left"):
         shown.add_column(name, justify="left" if name in names else "right", overflow="fold")
-    for table in wanted:
-        for column in table.columns:
-            mine = [cell for cell in cells if cell.table is table and cell.column is column]
-            rows = table.methods if len(wanted) == 1 else ["all"]
-            for method in rows:
-                part = [cell for cell in mine if method in ("all", cell.method)]
-                if part:
-                    there = status(part, out, warm_start, usual_rate)
-                    total += there.seconds_left
-                    left = duration(there.seconds_left) if there.missing else ""
-                    counts = map(str, (there.done, there.begun, len(there.missing)))
-                    title = (table.name, column.name) if len(wanted) > 1 else (column.name, method)
-                    shown.add_row(*title, *counts, left)
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        title = (cell.table.name, cell.column.name) if several else (cell.column.name, cell.method)
+        groups.setdefault(title, []).append(cell)
+    for title, part in groups.items():
+        there = status(part, out, warm_start, usual_rate)
+        total += there.seconds_left
+        left = duration(there.seconds_left) if there.missing else ""
+        shown.add_row(*title, *map(str, (there.done, there.begun, len(there.missing))), left)
     console.print(shown)
     console.print(
         f"{duration(total)} in all, at a guess: from the runs that are done, of the same row if there are any, or else "
@@ -257,16 +251,17 @@ def agree(docs: Path, out: Path, console: Console, *, write: bool) -> None:
     expected = document(text, out)
     if write:
         for table in tables().values():
-            publish(table, out)
+            publish(table, rows(table, out), out)
         write_bytes(docs, expected.encode())
         console.print(f"{docs} and the tables in {out} are those of the records.")
         return
     changes = list(
         difflib.unified_diff(text.splitlines(), expected.splitlines(), str(docs), "the records", lineterm="", n=0)
     )
-    for path, content in ((p, c) for table in tables().values() for p, c in texts(table, out).items()):
-        if not path.exists() or path.read_text() != content:
-            changes.append(f"{path} is not that of the records")
+    for table in tables().values():
+        for path, content in texts(table, rows(table, out), out).items():
+            if not path.exists() or path.read_text() != content:
+                changes.append(f"{path} is not that of the records")
     if changes:
         raise RunError(
             "\n".join([f"{docs} does not agree with the records in {out} (--update puts it right):", *changes])

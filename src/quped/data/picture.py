@@ -13,7 +13,6 @@ INK, TRAIN, TEST, MUTED = "#22303c", "#2f6f9f", "#e08a3c", "#9fb4c4"
 def draw_partition(dataset: Dataset, shares: list[Share], title: str) -> bytes:
     """Draw samples per client above, classes of each client below, and clients per class beside; return a PNG file."""
     # matplotlib takes most of a second to import, which only this function should cost.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
@@ -25,7 +24,6 @@ def draw_partition(dataset: Dataset, shares: list[Share], title: str) -> bytes:
 
     width, height = 0.17 * max(clients, 25), 0.3 * dataset.classes
     figure = Figure(figsize=(width + 3, height + 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 2, width_ratios=(width, 1.6), height_ratios=(2.2, height))
     above = figure.add_subplot(grid[0, 0])
     cells = figure.add_subplot(grid[1, 0], sharex=above)

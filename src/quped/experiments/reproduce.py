@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from quped.algorithms import FULL_PRECISION
 from quped.centralized.training import Epoch, Recipe, train
 from quped.data import store
 from quped.errors import InvalidValueError, QupedError, RunError
 from quped.experiments.run import Population
 from quped.experiments.table import ROWS, Cell, tables
+from quped.federation import DEFAULT_BATCH_SIZE
 from quped.fit import Evaluation, Progress
-from quped.runs import Checkpoints, RunRecord, read_json, revision, versions, write_json
+from quped.runs import RunRecord, read_json, revision, versions, write_json
 
 Result = dict[str, Any]
 """What the file of a run says."""
@@ -141,7 +143,7 @@ def run_federation(cell: Cell, scratch: Path, workers: int | None, tell: Callabl
     """Run a federation; return what is kept of it."""
     (method,) = cell.experiment.methods
     federation = Population(cell.experiment, cell.seed).federation(method.algorithm)
-    checkpoints = Checkpoints(scratch / "checkpoints")
+    checkpoints = RunRecord(scratch).checkpoints
     options = method.training.model_dump()
     fit = federation.fit(**options, workers=workers, checkpoints=checkpoints, checkpoint_every=100, progress=tell)
     return {
@@ -225,11 +227,12 @@ def status(
 def work(cell: Cell) -> float:
     """Return the size of a run, in steps of FedAvg by one client."""
     if cell.recipe is not None:
-        return cell.recipe.epochs * 50_000 * ROWS[cell.method].cost * NETWORK_COST[cell.recipe.model]
+        return cell.recipe.epochs * SAMPLES["cifar10"] * ROWS[cell.method].cost * NETWORK_COST[cell.recipe.model]
     experiment, clients = cell.experiment, sum(group.count for group in cell.column.clients)
     training = experiment.training
-    steps = training.steps_per_epoch or SAMPLES[experiment.data.name] / clients / (training.batch_size or 25)
-    cost = 3.0 if any(g.bits not in (None, 32) for g in cell.column.clients) else ROWS[cell.method].cost
+    batch = training.batch_size or DEFAULT_BATCH_SIZE
+    steps = training.steps_per_epoch or SAMPLES[experiment.data.name] / clients / batch
+    cost = 3.0 if any(g.bits not in (None, FULL_PRECISION) for g in cell.column.clients) else ROWS[cell.method].cost
     return training.epochs * steps * (training.clients_per_round or clients) * cost
 
 

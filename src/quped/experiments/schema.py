@@ -1,7 +1,7 @@
 """What an experiment file may say. A file is validated whole, and every mistake is reported at once."""
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import nn
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.data import DATASETS
 from quped.data.scheme import parsed
-from quped.errors import InvalidValueError, QupedError, nearest
+from quped.errors import InvalidValueError, nearest
 from quped.federation import BITS
 from quped.models import cnn1, cnn2, mlp, resnet, text
 from quped.quant import Start
@@ -189,11 +189,36 @@ class Training(Section):
     stretch: Number = Field(default=1.0, gt=0)
 
 
+def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
+    """Make an algorithm from its table: `name`, and hyperparameters by their names."""
+    name = options.get("name", DEFAULT_ALGORITHM)
+    kind = ALGORITHMS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise InvalidValueError(f"name {name!r} is no algorithm. {nearest(str(name), ALGORITHMS)}")
+    hyper = {k: v for k, v in options.items() if k != "name"}
+    names = [f.name for f in fields(kind)]
+    if unknown := [key for key in hyper if key not in names]:
+        raise InvalidValueError(" ".join(f"{name} has no hyperparameter '{u}'. {nearest(u, names)}" for u in unknown))
+    algorithm: AnyAlgorithm = TypeAdapter(kind).validate_python(hyper)
+    return algorithm
+
+
+def accepted(check: Callable[[dict[str, Any]], object], values: dict[str, Any]) -> dict[str, Any]:
+    """Return options as they are written, once something could be made of them."""
+    check(values)
+    return values
+
+
+AlgorithmOptions = Annotated[dict[str, Any], AfterValidator(partial(accepted, build_algorithm))]
+"""`name`, and hyperparameters by their names."""
+TrainingOptions = Annotated[dict[str, Any], AfterValidator(partial(accepted, Training.model_validate))]
+
+
 class Peer(Section):
     """An algorithm to compare with, and what differs in its training."""
 
-    algorithm: dict[str, Any]
-    training: dict[str, Any] = {}
+    algorithm: AlgorithmOptions
+    training: TrainingOptions = {}
 
     def trained(self, training: Training) -> Training:
         """Return the experiment's training with this peer's changes."""
@@ -221,8 +246,7 @@ class Experiment(Section):
     clients: tuple[Group, ...] = Field(min_length=1)
     global_model: NetworkChoice | None = None
     training: Training = Training()
-    algorithm: dict[str, Any] = {"name": DEFAULT_ALGORITHM}
-    """`name`, and hyperparameters by their names."""
+    algorithm: AlgorithmOptions = {"name": DEFAULT_ALGORITHM}
     compare: tuple[Peer, ...] = ()
     """Further algorithms, run on the same clients beside the first one."""
 
@@ -241,20 +265,6 @@ class Experiment(Section):
         ]
 
 
-def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
-    """Make an algorithm from its table: `name`, and hyperparameters by their names."""
-    name = options.get("name", DEFAULT_ALGORITHM)
-    kind = ALGORITHMS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise InvalidValueError(f"name {name!r} is no algorithm. {nearest(str(name), ALGORITHMS)}")
-    hyper = {k: v for k, v in options.items() if k != "name"}
-    names = [f.name for f in fields(kind)]
-    if unknown := [key for key in hyper if key not in names]:
-        raise InvalidValueError(" ".join(f"{name} has no hyperparameter '{u}'. {nearest(u, names)}" for u in unknown))
-    algorithm: AnyAlgorithm = TypeAdapter(kind).validate_python(hyper)
-    return algorithm
-
-
 def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
     """Read an experiment file, apply `key=value` changes, and validate the whole."""
     try:
@@ -270,43 +280,21 @@ def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
 
 def validate(values: dict[str, Any], name: str) -> Experiment:
     """Return the experiment, or report every mistake in it."""
-    mistakes, experiment = [], None
     try:
-        experiment = Experiment.model_validate(values)
+        return Experiment.model_validate(values)
     except ValidationError as error:
-        mistakes += describe(error)
-    for place, check in checks(values):
-        try:
-            check()
-        except ValidationError as error:
-            mistakes += describe(error, place)
-        except QupedError as error:
-            mistakes.append(f"{place}: {error}")
-    if experiment is None or mistakes:
-        count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise InvalidValueError("\n  ".join([f"{name} has {count}:", *mistakes]))
-    return experiment
+        mistakes = describe(error)
+    count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+    raise InvalidValueError("\n  ".join([f"{name} has {count}:", *mistakes]))
 
 
-def checks(values: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield what the schema alone does not check, with its place: algorithms, and the training of each peer."""
-    if isinstance(options := values.get("algorithm", {}), dict):
-        yield "algorithm", partial(build_algorithm, options)
-    peers = values.get("compare", [])
-    for i, peer in enumerate(peers if isinstance(peers, list) else []):
-        if isinstance(peer, dict) and isinstance(options := peer.get("algorithm"), dict):
-            yield f"compare[{i}].algorithm", partial(build_algorithm, options)
-        if isinstance(peer, dict) and isinstance(changes := peer.get("training"), dict):
-            yield f"compare[{i}].training", partial(Training.model_validate, changes)
-
-
-def describe(error: ValidationError, prefix: str = "") -> list[str]:
+def describe(error: ValidationError) -> list[str]:
     """Return one line for each mistake: where, what, and the value found."""
     lines = []
     for item in error.errors():
         if item["type"] == "too_short" and len(error.errors()) > 1 and item["input"]:
             continue  # a list whose entries are wrong counts as empty
-        place = prefix
+        place = ""
         for part in item["loc"]:
             place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
         text = item["msg"].removeprefix("Value error, ")
@@ -318,7 +306,13 @@ def describe(error: ValidationError, prefix: str = "") -> list[str]:
             case "missing":
                 text = "is missing"
         shown = repr(item["input"])
-        told = item["type"] == "missing" or "is not known." in text or len(shown) > 60 or shown in text
+        told = (
+            item["type"] == "missing"
+            or "is not known." in text
+            or "Known: " in text
+            or len(shown) > 60
+            or shown in text
+        )
         found = "" if told else f" (got {shown})"
         lines.append(f"{place}: {text}{found}")
     return lines

@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -105,11 +105,6 @@ class Table(Section):
     """Hyperparameters that differ from the defaults, by algorithm."""
     columns: tuple[Column, ...]
 
-    @property
-    def description(self) -> str:
-        """What one reads in a list."""
-        return f"{self.title} ({self.source})"
-
     def cells(
         self,
         methods: Sequence[str] | None = None,
@@ -160,7 +155,7 @@ class Cell:
         trains = ROWS[self.method].algorithm != "float"
         return trains and self.epochs is not None and self.epochs < self.full_epochs
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe | None:
         """The run of a single network; None if it is a federation."""
         row, options = ROWS[self.method], self.column.recipe
@@ -172,17 +167,17 @@ class Cell:
             options = shorten(options, self.full_epochs, self.epochs or self.full_epochs)
         return Recipe(**options, method=row.algorithm, bits=row.bits, seed=self.seed)
 
-    @property
+    @cached_property
     def config(self) -> dict[str, Any]:
         """Everything that the result depends on but the seed, as plain values: defaults, too, since they may change."""
         if self.recipe is not None:
             return {**asdict(self.recipe), "seed": 0}
         (method,) = self.experiment.methods
         algorithm = {"name": method.algorithm.name, **asdict(cast(Any, method.algorithm))}
-        values = plain({**self.experiment.model_dump(), "description": "", "algorithm": algorithm})
+        values = plain({**self.experiment.model_dump(), "algorithm": algorithm})
         return dict(json.loads(json.dumps(values)))  # as a file gives it back
 
-    @property
+    @cached_property
     def experiment(self) -> Experiment:
         """The run of a federation, as an experiment file would tell it."""
         row, column = ROWS[self.method], self.column
@@ -190,7 +185,7 @@ class Cell:
         options: dict[str, Any] = {"name": row.algorithm}
         for level in (self.table, column):
             options |= level.algorithms.get(row.algorithm, {})
-        if row.algorithm in ("local", "qupel", "quped"):
+        if kind.quantizes:
             options["quantization"] = {"lam": column.lam or self.table.lam, **row.quantization}
         clients = [
             {"count": group.count, "model": group.model.model_dump(), "bits": group.bits or row.bits}
@@ -205,7 +200,6 @@ class Cell:
         if self.shortened:
             training = shorten(training, self.full_epochs, self.epochs or self.full_epochs)
         values: dict[str, Any] = {
-            "description": self.table.description,
             "data": None if column.data is None else column.data.model_dump(),
             "clients": clients,
             "training": training,

@@ -75,12 +75,22 @@ class Line(NamedTuple):
         }
 
 
+Rows = list[tuple[Column, list[Line]]]
+"""Columns of a table, each with its lines."""
+
+
 def shown(mean: float, std: float | None) -> str:
     """Return an accuracy as it stands in a table."""
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
-def lines(table: Table, column: Column, folder: Path, epochs: int | None = None) -> list[Line]:
+def rows(table: Table, folder: Path, epochs: int | None = None) -> Rows:
+    """Return, for each column of which something was run, the methods that were: see `lines`."""
+    found = ((column, lines(table, column, folder, epochs)) for column in table.columns)
+    return [(column, some) for column, some in found if some]
+
+
+def lines(table: Table, column: Column, folder: Path, epochs: int | None) -> list[Line]:
     """Return the methods of a column that were run.
 
     With `epochs`, those runs; otherwise full ones, and where there are none, those of every length, the longest first.
@@ -124,25 +134,22 @@ def recorded(column: Column, method: str, folder: Path) -> dict[int | None, set[
     return seeds
 
 
-def values(table: Table, folder: Path, epochs: int | None = None) -> dict[str, Any]:
+def values(table: Table, found: Rows) -> dict[str, Any]:
     """Return the whole table as plain values."""
-    columns = {c.name: [line.values() for line in lines(table, c, folder, epochs)] for c in table.columns}
+    columns = {c.name: list[dict[str, Any]]() for c in table.columns}
+    columns |= {column.name: [line.values() for line in some] for column, some in found}
     return {"table": table.name, "title": table.title, "source": table.source, "columns": columns}
 
 
-def markdown(table: Table, folder: Path, epochs: int | None = None) -> str:
-    """Return the whole table as Markdown; nothing if nothing was run."""
-    parts: list[str] = []
-    everything: list[Result] = []
-    for column in table.columns:
-        found = lines(table, column, folder, epochs)
-        if found:
-            rows = [HEADER, ("---",) * 2 + ("---:",) * 4, *(line.texts() for line in found)]
-            parts += [f"**{column.title}**", "\n".join(f"| {' | '.join(row)} |" for row in rows)]
-            everything += [result for line in found for result in line.results]
-    if not everything:
+def markdown(found: Rows) -> str:
+    """Return a whole table as Markdown; nothing if nothing was run."""
+    if not found:
         return ""
-    parts.append(provenance(everything))
+    parts: list[str] = []
+    for column, some in found:
+        texts = [HEADER, ("---",) * 2 + ("---:",) * 4, *(line.texts() for line in some)]
+        parts += [f"**{column.title}**", "\n".join(f"| {' | '.join(text)} |" for text in texts)]
+    parts.append(provenance([result for _, some in found for line in some for result in line.results]))
     return "\n\n".join(parts)
 
 
@@ -174,7 +181,7 @@ def document(text: str, folder: Path) -> str:
         raise RunError(f"The document asks for the results of a table '{unknown[0]}', which does not exist.")
     if text.count("<!-- results: ") != len(blocks):
         raise RunError("A block of results in the document has no <!-- end -->: each needs its own.")
-    made = {name: markdown(table, folder) for name, table in tables().items()}
+    made = {name: markdown(rows(table, folder)) for name, table in tables().items()}
     if not any(made.values()):
         raise RunError(f"There is no record of any table in {folder}: name the folder of the records with --out.")
     if missing := [name for name, content in made.items() if content and name not in blocks]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quped.algorithms import FULL_PRECISION
-from quped.experiments.table import ROWS, Column, Table
-from quped.report.comparison import Line, lines, shown
+from quped.experiments.table import ROWS, Column
+from quped.report.comparison import Line, Rows, shown
 from quped.report.picture import write
 
 if TYPE_CHECKING:
@@ -41,19 +41,16 @@ CROWDED = 8
 """More curves than this cannot be told apart in one field."""
 
 
-def draw(table: Table, folder: Path, file: Path, epochs: int | None = None) -> None:
-    """Draw the curves of a table of which something was run, one field for each column."""
-    import matplotlib as mpl  # here, because it would slow the start of every command
+def draw(title: str, found: Rows, file: Path) -> None:
+    """Draw the curves of a table, one field for each column."""
+    from matplotlib.figure import Figure  # here, because it would slow the start of every command
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    fields = [(column, found) for column in table.columns for found in by_length(lines(table, column, folder, epochs))]
-    figure = plt.figure(figsize=(11, 5.8 * len(fields)), layout="constrained")
-    figure.suptitle(table.title)
+    fields = [(column, some) for column, lines in found for some in by_length(lines)]
+    figure = Figure(figsize=(11, 5.8 * len(fields)), layout="constrained")
+    figure.suptitle(title)
     parts = figure.subfigures(len(fields), 1, squeeze=False, hspace=0.03)
-    for part, (column, found) in zip(parts.flat, fields, strict=True):
-        draw_column(part, column, found)
+    for part, (column, some) in zip(parts.flat, fields, strict=True):
+        draw_column(part, column, some)
     write(figure, file)
 
 

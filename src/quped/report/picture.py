@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 def write(figure: "Figure", file: Path) -> None:
     """Write a picture as PNG: the file is there with all of it, or not there."""
-    from matplotlib import pyplot as plt  # here, because it would slow the start of every command
-
     file.parent.mkdir(parents=True, exist_ok=True)
     content = BytesIO()
     figure.savefig(content, dpi=120, format="png")
     write_bytes(file, content.getvalue())
-    plt.close(figure)

@@ -11,16 +11,14 @@ from quped.report.picture import write
 
 def draw(curve: Sequence[dict[str, Any]], file: Path) -> None:
     """Draw, epoch by epoch, where the weights of a layer are, and its centers; `curve` is that of a `result.json`."""
-    import matplotlib as mpl  # here, because it would slow the start of every command
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import LogNorm  # here, because it would slow the start of every command
+    from matplotlib.figure import Figure
 
     first = curve[0]["weights"]
     epochs = [point["epoch"] + 1 for point in curve]
     shares = np.array([point["weights"]["counts"] for point in curve], float).T / sum(first["counts"])
-    figure, axis = plt.subplots(figsize=(9, 4.5), layout="tight")
+    figure = Figure(figsize=(9, 4.5), layout="tight")
+    axis = figure.subplots()
     extent = (epochs[0] - 0.5, epochs[-1] + 0.5, -first["reach"], first["reach"])
     image = axis.imshow(
         np.maximum(shares, 1e-5),
