@@ -20,13 +20,14 @@ ALLOWED = {
     "models": {"native"},
     "data": {"cache"},
     "runs": set(),
-    "evaluate": {"data", "losses"},
+    "evaluate": {"data"},
     "centralized": {"data", "evaluate", "models", "quant", "runs"},
     "algorithms": {"quant", "losses", "stacking"},
     "engines": {"algorithms", "data", "evaluate", "native", "runs", "stacking"},
     "fit": {"models", "runs"},
-    "federation": {"algorithms", "data", "engines", "evaluate", "fit", "models", "quant", "runs"},
-    "experiments": {"algorithms", "centralized", "data", "federation", "fit", "models", "quant", "runs"},
+    "admission": {"algorithms", "data", "models", "quant"},
+    "federation": {"admission", "algorithms", "data", "engines", "fit", "models", "quant", "runs"},
+    "experiments": {"admission", "algorithms", "centralized", "data", "federation", "fit", "models", "quant", "runs"},
     "bench": {"algorithms", "data", "engines", "models"},
     "report": {"algorithms", "experiments", "runs"},
     "cli": {"algorithms", "bench", "cache", "centralized", "data", "experiments", "fit", "report", "runs"},
@@ -82,6 +83,14 @@ def test_no_import_against_the_arrows() -> None:
             if part not in ONLY_IN.get(top, {part}):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}, which only {ONLY_IN[top]} may")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_arrow_that_nobody_uses() -> None:
+    """What a part may import, one of its files does."""
+    for part, allowed in ALLOWED.items():
+        names = (name.split(".") for path in files() if part_of(path) == part for name in imports(path))
+        used = {name[1] for name in names if name[0] == "quped" and len(name) > 1}
+        assert allowed <= used, f"{part} does not need {sorted(allowed - used)}"
 
 
 def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:

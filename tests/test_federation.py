@@ -15,8 +15,8 @@ from small_federation import CLASSES, Net, assert_same, samples, values, wide_ne
 from torch import nn
 
 from quped import Client, FedAvg, Federation, Local, PFedMe, Progress, QuPeD, QupedError
+from quped.admission import ModelSource
 from quped.data import TensorSamples
-from quped.federation import ModelSource
 from quped.rng import torch_seeded
 from quped.typing import Batch
 

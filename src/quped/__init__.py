@@ -3,9 +3,10 @@
 >>> from quped import Client, Federation, QuPeD
 """
 
+from quped.admission import Client
 from quped.algorithms import FML, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
 from quped.errors import InterruptedRunError, QupedError
-from quped.federation import Client, Federation
+from quped.federation import Federation
 from quped.fit import Evaluation, Fit, Progress
 from quped.quant import Linear
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from quped.admission import Client
 from quped.algorithms import FULL_PRECISION, AnyAlgorithm
 from quped.data import DATASETS, Dataset, Samples, Subset
 from quped.data.partition import Indices, Share
 from quped.data.scheme import split
 from quped.errors import RunError
 from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment
-from quped.federation import Client, Federation
+from quped.federation import Federation
 from quped.fit import Progress
 from quped.rng import generator
 from quped.runs import CONFIG, RunRecord, exclusive, holds_run, plain, read_json

@@ -21,11 +21,11 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import nn
 
+from quped.admission import BITS
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.data import DATASETS
 from quped.data.scheme import parsed
 from quped.errors import InvalidValueError, nearest
-from quped.federation import BITS
 from quped.models import cnn1, cnn2, mlp, resnet, text
 from quped.quant import Start
 
