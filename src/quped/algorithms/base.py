@@ -123,7 +123,7 @@ class Algorithm(Protocol[Shared, Personal, Work, Payload]):
         ...
 
     def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Payload]:
-        """End a client's round; `batch` is the last one, for methods that adapt to data once more."""
+        """End a client's round; `batch` is the first one of its last step, for methods that adapt to data once more."""
         ...
 
     def combine(self, shared: Shared, mean: Payload) -> Shared:
