@@ -132,6 +132,25 @@ def test_pytorch_data_sets_are_data(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         assert_same(first, pair)
 
+    class Halved(torch.utils.data.TensorDataset):
+        """Tensors with a transform."""
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            """Return a sample."""
+            return self.tensors[0][index] / 2, self.tensors[1][index]
+
+    halves = Federation([client(train=(inputs / 2, labels))], QuPeD()).fit(epochs=2, workers=0)
+    assert_same(Federation([client(train=Halved(inputs, labels))], QuPeD()).fit(epochs=2, workers=0), halves)
+
+
+def test_arrays_may_be_backwards_or_read_only() -> None:
+    """As a view and a mapped file are: they are copied."""
+    inputs, labels = (part.numpy() for part in samples(0, 20))
+    backwards = inputs[::-1].copy()[::-1]
+    backwards.flags.writeable = False
+    (member,) = Federation([client(train=(backwards, labels))], QuPeD()).members
+    assert torch.equal(member.train.batch(torch.arange(20)).inputs[0], torch.from_numpy(inputs))
+
 
 def test_a_fit_tells_what_was_asked_for() -> None:
     """What was quantized, hyperparameters, and options with the values that followed from the data; all as JSON."""
@@ -321,7 +340,13 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"test": (torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))}, "test data of client 'phone' are empty"),
     ({"train": (NAN, samples(0, 20)[1])}, "training data of client 'phone' hold NaN"),
     ({"train": (samples(0, 20)[0], samples(0, 19)[1])}, "have 20 inputs but 19 labels"),
-    ({"train": (samples(0, 20)[0], samples(0, 20)[1].float())}, "must be class numbers"),
+    ({"train": (samples(0, 20)[0], samples(0, 20)[1].float())}, r"got float32 of shape \(20,\): convert them to"),
+    ({"train": (samples(0, 20)[0], samples(0, 20)[1][:, None])}, r"got int64 of shape \(20, 1\): take .* y\[:, 0\]"),
+    ({"train": (samples(0, 20)[0], torch.eye(20))}, r"shape \(20, 20\): of one-hot labels, take y.argmax\(1\)"),
+    (
+        {"test": ListDataset([(torch.zeros(6), 0), (torch.full((6,), math.nan), 1)])},
+        "Sample 1 of the test .* holds NaN",
+    ),
     ({"train": (samples(0, 20)[0], samples(0, 20)[1] - 1)}, "must be 0 or more, got -1"),
     ({"train": samples(0, 20)[:1]}, r"must be a pair \(inputs, labels\)"),
     ({"train": 3}, r"must be a pair \(inputs, labels\), a PyTorch data set, or have labels, batch\(\) and a .* got 3"),
@@ -341,13 +366,14 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"train": ListDataset([])}, "training data of client 'phone' are empty"),
     ({"train": ListDataset([{"x": 1}])}, r"and items \(input, ..., label\) of tensors or numbers: KeyError"),
     ({"train": ListDataset([(torch.zeros(6), 0.5)])}, "must be class numbers"),
-    ({"train": ListDataset([("six", 0)])}, "No batch can be drawn from the training data of client 'phone'"),
+    ({"train": ListDataset([("six", 0)])}, r"and items \(input, ..., label\) of tensors or numbers: TypeError"),
     ({"train": TensorSamples(samples(0, 20)[0], samples(0, 5)[1])}, "have 20 inputs but 5 labels"),
     ({"train": (torch.tensor(3.0), torch.tensor([0]))}, "must have a row for each sample"),
     ({"train": Odd()}, "labels of the training data of client 'phone' must be a tensor of int64"),
     ({"model": None}, "must be an nn.Module or a function that makes one, got None"),
     ({"model": lambda: nn.Linear(-1, 3)}, "model of client 'phone' cannot be made: RuntimeError"),
     ({"model": lambda: Net().double()}, r"\(Its weights are float64: convert it to float32.\)"),
+    ({"per_channel": "no"}, "'per_channel' of client 'phone' must be True or False, got 'no'"),
     ({"quantize": 5}, "'quantize' of client 'phone' must be a list of names of parameters, got 5"),
     ({"quantize": [1]}, r"parameters to quantize must be a list of names, got \[1\]"),
     ({"name": ["a"]}, "name of a client must be a non-empty string"),
@@ -356,7 +382,7 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"test": (torch.zeros(12, 5), samples(1, 12)[1])}, "network of client 'phone', on its test data, cannot run"),
     ({"bits": 1, "quantize": "middle.weight"}, "must be a list of names of parameters, got 'middle.weight'"),
     ({"bits": 1, "start": "mean"}, "start of the centers must be 'range' or 'kmeans', got 'mean'"),
-    ({"bits": 1, "model": constant_net}, "network of client 'phone' cannot be quantized: .* that are all 0"),
+    ({"bits": 1, "model": constant_net}, "network of client 'phone' cannot be quantized: 'middle.weight': .* all 0"),
     ({"test": (samples(0, 20)[0], samples(0, 20)[1] + 5)}, "has 3 outputs but its labels go up to 7"),
     ({"train": (torch.zeros(20, 5), samples(0, 20)[1])}, "network of client 'phone' cannot run on its data"),
     ({"model": lambda: nn.Linear(6, 3), "bits": 1}, r"no layer between .*name parameters with quantize"),
@@ -391,7 +417,8 @@ def test_bad_federations() -> None:
     with pytest.raises(QupedError, match="has 3 outputs but the global model has 4"):
         Federation([client()], QuPeD(), global_model=lambda: nn.Linear(6, 4))
     anything: Callable[..., Federation] = Federation
-    for odd in (client(), [{"name": "phone"}], (client() for _ in range(2))):
+    assert len(Federation((client(name) for name in "ab"), QuPeD()).members) == 2
+    for odd in (client(), [{"name": "phone"}], {"phone": client()}):
         with pytest.raises(QupedError, match=r"clients must be a list of Client\(...\)"):
             anything(odd, QuPeD())
     for wrong in (QuPeD, "quped"):
@@ -487,6 +514,8 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
     ({"steps_per_epoch": 4, "batch_size": 0}, "batch_size must be"),
     ({"evaluate_every": 0}, "evaluate_every must be"),
+    ({"progress": 5}, "progress must be a function of a Progress, got 5"),
+    ({"checkpoints": 5}, "checkpoints must be the path of a folder, got 5"),
     ({"epoch": 3}, r"fit has no option 'epoch'\. Did you mean 'epochs'\?"),
     ({"epochs": True}, "epochs must be a whole number of at least 1, got True"),
     ({"workers": "x"}, "number of workers must be a whole number of at least 0, got 'x'"),

@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,9 @@ class Client:
     """A device: its data, its network, its bit-width. None of these need to be those of another client."""
 
     name: str
-    train: Data
+    train: Data = field(repr=False)
     """Training samples: (inputs, labels) as tensors or arrays, or a PyTorch data set."""
-    test: Data
+    test: Data = field(repr=False)
     """Samples on which the client's model is evaluated."""
     model: ModelSource
     """Functions are called with torch seeded, all alike: clients with the same network start from the same weights."""
@@ -60,8 +60,7 @@ class Admission:
         self, clients: Sequence[Client], algorithm: AnyAlgorithm, global_model: ModelSource | None, seed: int
     ) -> None:
         """Check the clients one by one, and whether they can meet."""
-        some = isinstance(clients, Sequence) and all(isinstance(client, Client) for client in clients)
-        check(some, "clients", "a list of Client(...)", clients)
+        check(all(isinstance(client, Client) for client in clients), "clients", "a list of Client(...)", clients)
         check(len(clients) > 0, "number of clients", "at least 1", 0)
         for name in (names := [client.name for client in clients]):
             check(isinstance(name, str) and name != "", "name of a client", "a non-empty string", name)
@@ -112,6 +111,7 @@ class Admission:
 
     def _admit(self, client: Client) -> Member:
         who = f"client '{client.name}'"
+        check(isinstance(client.per_channel, bool), f"'per_channel' of {who}", "True or False", client.per_channel)
         check(is_whole(client.bits) and client.bits in BITS, f"'bits' of {who}", "one of 1..8 or 32", client.bits)
         train = as_samples(client.train, f"training data of {who}")
         test = as_samples(client.test, f"test data of {who}")

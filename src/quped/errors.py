@@ -38,9 +38,10 @@ class InterruptedRunError(KeyboardInterrupt):
 
 
 def check(ok: bool, what: str, rule: str, got: object) -> None:
-    """Raise `The WHAT must be RULE, got GOT.` unless `ok`."""
+    """Raise `The WHAT must be RULE, got GOT.` unless `ok`; of a GOT that is long, its beginning."""
     if not ok:
-        raise InvalidValueError(f"The {what} must be {rule}, got {got!r}.")
+        told = repr(got)
+        raise InvalidValueError(f"The {what} must be {rule}, got {told if len(told) <= 200 else told[:200] + ' ...'}.")
 
 
 def number(value: object) -> float:

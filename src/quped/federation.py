@@ -70,7 +70,7 @@ class Federation:
 
     def __init__(
         self,
-        clients: Sequence[Client],
+        clients: Iterable[Client],
         algorithm: AnyAlgorithm,
         global_model: ModelSource | None = None,
         seed: int = 0,
@@ -81,6 +81,8 @@ class Federation:
         check_whole("seed", seed, 0)
         self.algorithm = algorithm
         self.seed = int(seed)
+        check(isinstance(clients, Iterable), "clients", "a list of Client(...)", clients)
+        clients = list(clients)
         admission = Admission(clients, algorithm, global_model, self.seed)
         self.members = admission.members
         """In the order of their names; what `fit` returns is in that of `clients`."""
@@ -178,6 +180,9 @@ class Federation:
         check(device is None or not workers, "number of workers", "left out beside a device", workers)
         if isinstance(checkpoints, Path | str):
             checkpoints = Checkpoints(Path(checkpoints))
+        known = checkpoints is None or isinstance(checkpoints, Checkpoints)
+        check(known, "checkpoints", "the path of a folder", checkpoints)
+        check(progress is None or callable(progress), "progress", "a function of a Progress", progress)
         if unknown := [option for option in training if option not in Training.__annotations__]:
             raise InvalidValueError(
                 f"fit has no option '{unknown[0]}'. {nearest(unknown[0], Training.__annotations__)}"

@@ -162,7 +162,7 @@ class Checkpoints:
             except (OSError, SafetensorError, ValueError):
                 warnings.warn(f"{file} is damaged, or no checkpoint: it is passed over.", stacklevel=4)
         if files:
-            raise RunError(f"No checkpoint in {self.folder} can be read: remove the folder to begin anew.")
+            raise RunError(f"No checkpoint in {self.folder} can be read: remove them to begin anew.")
         return None
 
     def clear(self) -> None:

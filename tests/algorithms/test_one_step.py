@@ -331,7 +331,10 @@ def test_a_border_that_is_not_known_is_refused() -> None:
         (Quantization, {"eta2": "a"}),
         (Quantization, {"clip": None}),
         (Quantization, {"sharpness": "10"}),
+        (Quantization, {"straight_through": "false"}),
         (QuPeD, {"temperature": "1"}),
+        (QuPeD, {"quantization": 2}),
+        (Local, {"quantization": 2}),
         (PFedMe, {"inner_steps": 2.0}),
     ],
 )
@@ -342,7 +345,7 @@ def test_hyperparameters_that_are_no_numbers_are_refused(kind: Callable[..., obj
         kind(**wrong)
 
 
-@pytest.mark.parametrize("lam", [1e-4, {}, {1: 1e-4}, {"1": Linear(1e-4)}, Linear(1e-4)])
+@pytest.mark.parametrize("lam", [1e-4, {}, {1: 1e-4}, {"1": Linear(1e-4)}, {9: Linear(1e-4)}, Linear(1e-4)])
 def test_lambda_is_a_schedule_for_each_bit_width(lam: Any) -> None:
     """Anything else is told at once, with an example."""
     with pytest.raises(InvalidValueError, match=r"lam must be schedules by bit-width, such as \{1: Linear\("):

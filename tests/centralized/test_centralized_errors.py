@@ -102,6 +102,18 @@ def test_a_step_that_fails_changes_nothing(
         assert same(snapshot(model.state_dict(), opt.state_dict()), before)
 
 
+def test_a_layer_that_was_replaced_is_noticed() -> None:
+    """The new one is not trained here, and would stay as it is."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = CenterQuant(torch.optim.SGD(model.parameters(), lr=0.1), quantizable(model), bits=1, lam=linear(1e-4))
+    model[1] = nn.Linear(4, 4)
+    with pytest.raises(RunError, match=r"'1\.weight' is no longer the parameter that was selected"):
+        optimizer.harden(model)
+    anything: Any = model
+    with pytest.raises(InvalidValueError, match=r"parameters to quantize must be quantizable\(model\)"):
+        CenterQuant(torch.optim.SGD(model.parameters(), lr=0.1), anything, bits=1, lam=linear(1e-4))
+
+
 def test_sparse_gradients_are_refused() -> None:
     """An embedding with sparse gradients cannot be quantized while it learns."""
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))

@@ -69,6 +69,29 @@ def test_what_weights_are_computed_of_is_not_quantized() -> None:
     assert quantizable(layers) == ()
 
 
+class Encoder(nn.Module):
+    """With positions that are a parameter, and a norm over two dimensions."""
+
+    def __init__(self) -> None:
+        """Register its parts, not in the order of their use."""
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(3, 4))
+        self.first = nn.Embedding(9, 4)
+        self.more = nn.Embedding(9, 4, padding_idx=0)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.norm = nn.LayerNorm([3, 4])
+        self.last = nn.Linear(4, 2)
+
+
+def test_only_weights_of_layers_are_quantized_by_default() -> None:
+    """No positions, norms or rows for padding; the last cannot be chosen either."""
+    network = FunctionalNetwork(Encoder())
+    assert network.quantized == ("attention.in_proj_weight", "attention.out_proj.weight")
+    with pytest.raises(NetworkError, match=r"'more\.weight' of Encoder has a row for padding"):
+        FunctionalNetwork(Encoder(), ["more.weight"])
+    assert FunctionalNetwork(Encoder(), ["positions"]).quantized == ("positions",)
+
+
 def test_tensors_are_in_the_usual_order_of_memory() -> None:
     """Whatever the module has: states are kept in files, which know no other."""
     module = nn.Conv2d(2, 3, 3)
@@ -227,7 +250,9 @@ def test_frozen_parameters_stay_with_the_structure() -> None:
     assert "frozen.weight" not in {**network.initial.params, **network.initial.buffers}
     assert sum(value.numel() for value in network.frozen.values()) == 4 * 4 + 4
     assert "b.weight" not in network.initial.params
-    assert network.quantized == ()  # a.weight and last.weight: the first and the last
+    assert network.quantized == ("a.weight",)  # between the frozen first and the last
+    with pytest.raises(NetworkError, match=r"'frozen\.weight' of WithState is frozen"):
+        FunctionalNetwork(WithState(), ["frozen.weight"])
 
 
 def test_module_gives_back_an_ordinary_module() -> None:

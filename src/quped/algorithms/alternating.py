@@ -12,6 +12,7 @@ from torch import Tensor
 from quped import tree
 from quped.algorithms.base import FULL_PRECISION, Task, gradient
 from quped.algorithms.quantization import Quantization
+from quped.errors import InvalidValueError
 from quped.quant import (
     Border,
     assign,
@@ -64,7 +65,12 @@ def begin(task: Task) -> Learner:
     """Return x^0 and c^0."""
     x = task.initial
     names = task.quantized if task.bits < FULL_PRECISION else ()
-    c = {k: initial_centers(x.params[k], 2**task.bits, task.start, per_channel=task.per_channel) for k in names}
+    c = {}
+    for k in names:
+        try:
+            c[k] = initial_centers(x.params[k], 2**task.bits, task.start, per_channel=task.per_channel)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"'{k}': {error}") from error
     return Learner(x, c, x.buffers if c else {}, task.sgd.init(x.params))
 
 

@@ -8,6 +8,7 @@ from quped.algorithms import alternating
 from quped.algorithms.alternating import Learner, Problem
 from quped.algorithms.base import Empty, Meeting, Task
 from quped.algorithms.quantization import Quantization
+from quped.errors import check
 from quped.losses import cross_entropy
 from quped.typing import Batch, Clock, Metrics, Model
 
@@ -22,6 +23,10 @@ class Local:
     quantizes: ClassVar[bool] = True
     meets_in: ClassVar[Meeting] = "none"
     draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check(isinstance(self.quantization, Quantization), "quantization", "a Quantization(...)", self.quantization)
 
     def init_shared(self, task: Task) -> Empty:
         """Nothing is shared."""

@@ -18,7 +18,7 @@ class Quantization:
     clip: float = 10.0
     """How large an entry of h, the gradient by a center, may be; larger ones are cut. That of the authors' code."""
     lam: Mapping[int, Linear] = field(default_factory=lambda: dict(PAPER))
-    """lambda(t) by bit-width; a width that is not listed takes the next lower one."""
+    """lambda(t) by bit-width, 1 to 8; one that is not listed takes the next lower one, or else the lowest."""
     border: Border = "zero"
     """Where the border between the two centers of 1 bit lies: at "zero", as in the authors' code, so that each keeps
     the weights of its sign; or in the "middle", as in the paper, where one that moves outward loses its weights."""
@@ -38,10 +38,12 @@ class Quantization:
         check(0 <= number(self.eta2) < math.inf, "eta2", "at least 0 and finite", self.eta2)
         check(number(self.clip) > 0, "clip", "above 0", self.clip)
         check(number(self.sharpness) > 0, "sharpness P", "above 0", self.sharpness)
+        for name in ("straight_through", "update_centers"):
+            check(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
         check(self.border in ("zero", "middle"), "border", "'zero' or 'middle'", self.border)
         finite = self.sharpness < math.inf
         check(not (finite and self.straight_through), "sharpness P", "infinite with straight_through", self.sharpness)
         check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
         some = isinstance(self.lam, Mapping) and len(self.lam) > 0
-        some = some and all(is_whole(bits) and callable(schedule) for bits, schedule in self.lam.items())
+        some = some and all(bits in range(1, 9) and is_whole(bits) and callable(f) for bits, f in self.lam.items())
         check(some, "lam", "schedules by bit-width, such as {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}", self.lam)

@@ -51,6 +51,7 @@ class QuPeD:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        check(isinstance(self.quantization, Quantization), "quantization", "a Quantization(...)", self.quantization)
         check_number("lambda_p of QuPeD", self.lambda_p, 0, 1)
         check_number("eta3_over_eta1 of QuPeD", self.eta3_over_eta1, 0)
         check(number(self.temperature) > 0, "temperature of QuPeD", "above 0", self.temperature)

@@ -10,7 +10,7 @@ from quped.algorithms import alternating
 from quped.algorithms.alternating import Learner, Problem
 from quped.algorithms.base import Meeting, Task
 from quped.algorithms.quantization import Quantization
-from quped.errors import check_number
+from quped.errors import check, check_number
 from quped.losses import cross_entropy
 from quped.typing import Batch, Clock, Metrics, Model, Params
 
@@ -49,6 +49,7 @@ class QuPeL:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        check(isinstance(self.quantization, Quantization), "quantization", "a Quantization(...)", self.quantization)
         check_number("lambda_p of QuPeL", self.lambda_p, 0)
         check_number("eta3 of QuPeL", self.eta3, 0)
 

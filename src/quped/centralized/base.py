@@ -133,6 +133,7 @@ class QuantizedOptimizer(ABC):
         """Put Q_c(x) into the network, with the buffers that belong to it; from here on, fine-tune."""
         check(model is self.model, "network to harden", "the one that the optimizer trains", type(model).__name__)
         self._not_lent("harden the network")
+        self._check_held()
         if self.hard:
             raise RunError("The network is hard already: harden() is called once, between training and fine-tuning.")
         self.centers = self.codebooks()
@@ -146,6 +147,7 @@ class QuantizedOptimizer(ABC):
     def quantized(self) -> Iterator[None]:
         """Let the network be Q_c(x), with its buffers, within the block; then it is as before, whatever was done."""
         self._not_lent("enter quantized() again")
+        self._check_held()
         values = self._placed() if self.hard else self._nearest_values(self.codebooks())
         self._lent = True
         try:
@@ -153,6 +155,15 @@ class QuantizedOptimizer(ABC):
                 yield
         finally:
             self._lent = False
+
+    def _check_held(self) -> None:
+        """Raise an error if the network no longer holds a parameter that is trained here."""
+        named = dict(self.model.named_parameters())
+        if lost := [name for name, x in self.x.items() if named.get(name) is not x]:
+            raise RunError(
+                f"The network's '{lost[0]}' is no longer the parameter that was selected: after a layer was replaced, "
+                "make a new optimizer."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the state beside the network's own: tensors, numbers, strings, None, in lists and dicts."""

@@ -63,8 +63,9 @@ def quantizable(model: nn.Module, names: Sequence[str] | None = None) -> Selecti
 
 def groups_of(params: Selection | Sequence[GroupSpec], bits: int | None, eta2: float) -> tuple[nn.Module, list[Group]]:
     """Return the network, and its groups with nothing left out, checked."""
-    specs = [GroupSpec(params=params)] if isinstance(params, Selection) else list(params)
+    specs = [GroupSpec(params=params)] if isinstance(params, Selection) else params
     rule = "quantizable(model), or a list of groups such as {'params': quantizable(model, [...]), 'bits': 2}"
+    check(isinstance(specs, Sequence), "parameters to quantize", rule, params)
     well_formed = all(isinstance(spec, dict) and isinstance(spec.get("params"), Selection) for spec in specs)
     check(len(specs) > 0 and well_formed, "parameters to quantize", rule, params)
     model, seen, groups = specs[0]["params"].model, set[str](), list[Group]()

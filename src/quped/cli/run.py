@@ -118,7 +118,8 @@ def presets_command() -> None:
     console = Console(highlight=False)
     for name, path in presets().items():
         console.print(f"[bold]{name:<16}[/] {escape(load(path).description)}", soft_wrap=True)
-    console.print("\nRun one with [bold]quped run NAME[/]; copy its file to change more than --set does.")
+    console.print("\nRun one with [bold]quped run NAME[/]; to change more than --set does, copy its file from")
+    console.print(escape(str(path.parent)), soft_wrap=True)
 
 
 @contextmanager

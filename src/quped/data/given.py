@@ -45,9 +45,9 @@ def as_samples(data: Data, what: str) -> Samples:
 
     `what` names the data in errors, such as "training data of client 'phone'".
     """
-    if isinstance(data, TensorSamples):
+    if type(data) is TensorSamples:  # not of a subclass, which may change what it gives
         data = (data.inputs, data.labels)
-    elif isinstance(data, TensorDataset) and len(data.tensors) == 2:
+    elif type(data) is TensorDataset and len(data.tensors) == 2:
         data = data.tensors
     if isinstance(data, tuple | list):
         samples: Samples = from_pair(data, what)
@@ -99,7 +99,9 @@ def from_pair(data: Sequence[object], what: str) -> TensorSamples:
     if len(data) != 2:
         raise DataError(f"The {what} must be a pair (inputs, labels), got {len(data)} things.")
     try:
-        inputs, labels = (torch.as_tensor(part) for part in data)
+        # Arrays that are read backwards, or may not be written to, are copied: tensors cannot be such.
+        arrays = [np.require(part, requirements=("C", "W")) if isinstance(part, np.ndarray) else part for part in data]
+        inputs, labels = (torch.as_tensor(part) for part in arrays)
     except (TypeError, ValueError, RuntimeError) as error:
         several = " For several inputs, see `quped.data.Samples`." if isinstance(data[0], tuple | list) else ""
         raise DataError(f"The {what} must be tensors or arrays of numbers: {error}.{several}") from error
@@ -113,11 +115,17 @@ def from_pair(data: Sequence[object], what: str) -> TensorSamples:
 
 def from_torch(data: torch.utils.data.Dataset[Any], what: str) -> Samples:
     """Take a user's PyTorch data set. Its labels are read once, and so are all of its samples."""
+    found = []
     try:
-        count = len(cast(Sized, data))
         with torch_seeded(0, "labels"):
-            found = [data[i][-1] for i in range(count)]
+            for i in range(len(cast(Sized, data))):
+                item = data[i]
+                found.append(item[-1])
+                if not all(bool(torch.as_tensor(part).isfinite().all()) for part in item[:-1]):
+                    raise DataError(f"Sample {i} of the {what} holds NaN or infinity: clean it before training.")
         labels = default_collate(found) if found else torch.zeros(0, dtype=torch.long)
+    except DataError:
+        raise
     except Exception as error:  # whatever a user's data set does
         raise DataError(
             f"The {what} must have a length, and items (input, ..., label) of tensors or numbers: "
@@ -128,9 +136,17 @@ def from_torch(data: torch.utils.data.Dataset[Any], what: str) -> Samples:
 
 def class_numbers(labels: object, what: str) -> Tensor:
     """Return labels as int64, if class numbers is what they are."""
-    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.dtype not in INTEGERS:
-        raise DataError(f"The labels of the {what} must be class numbers, one integer for each sample.")
-    return labels.long()
+    if not isinstance(labels, Tensor):
+        raise DataError(f"The labels of the {what} must be class numbers, got {labels!r:.80}.")
+    if labels.dim() == 1 and labels.dtype in INTEGERS:
+        return labels.long()
+    remedy = "convert them to integers"
+    if labels.dim() == 2:
+        remedy = "take their only column, y[:, 0]" if labels.shape[1] == 1 else "of one-hot labels, take y.argmax(1)"
+    raise DataError(
+        f"The labels of the {what} must be class numbers, one integer for each sample, got "
+        f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}: {remedy}."
+    )
 
 
 def usual_float(inputs: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def load(
         if was != is_:
             raise RunError(
                 f"The checkpoint in {checkpoints.folder} is of a run with another {what}: {was} instead of {is_}. "
-                "Remove the folder to begin anew, or name another."
+                "Remove its round-*.safetensors to begin anew, or name another folder."
             )
     shared = algorithm.init_shared(players[0].task)
     try:

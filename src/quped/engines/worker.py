@@ -70,7 +70,9 @@ def naming(player: Player, round_: int | None) -> Iterator[None]:
         raise
     except Exception as error:
         when = "while it was evaluated" if round_ is None else f"in round {round_ + 1}"
-        raise RunError(f"Client '{player.name}' failed {when}: {type(error).__name__}: {error}") from error
+        single = "Expected more than 1 value per channel" in str(error)
+        hint = " (BatchNorm cannot learn from a single sample: raise batch_size, or leave the client out.)" * single
+        raise RunError(f"Client '{player.name}' failed {when}: {type(error).__name__}: {error}{hint}") from error
 
 
 @contextmanager

@@ -16,9 +16,10 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
     """Name the tensors that are quantized unless a user says otherwise.
 
     A module may say so itself with an attribute `quantized`, a tuple of parameter names. Otherwise: every trainable
-    parameter with two or more dimensions (so no bias and no BatchNorm) but the first and the last, which the paper
-    keeps in full precision, and what other weights are computed of (torch.nn.utils.parametrize). A tensor that several
-    layers share is both the first and the last if it is the one's and the other's.
+    weight with two or more dimensions (so no bias, no BatchNorm, no positions or tokens that are parameters themselves)
+    but the first and the last, which the paper keeps in full precision, and what other weights are computed of
+    (torch.nn.utils.parametrize). Frozen weights count, though they are not quantized. A tensor that several layers
+    share is both the first and the last if it is the one's and the other's.
     """
     declared = getattr(module, "quantized", None)
     if isinstance(declared, str):
@@ -26,10 +27,18 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
         raise NetworkError(f"The attribute 'quantized' of {kind} must be a tuple of parameter names: {declared!r}.")
     if isinstance(declared, list | tuple):  # anything else is the module's own affair
         return tuple(declared)
+    norms = {id(part.weight) for part in module.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)}
     places = module.named_parameters(remove_duplicate=False)
-    weights = [id(p) for _, p in places if p.requires_grad and p.dim() >= 2]
+    weights = [id(p) for k, p in places if "weight" in k and p.dim() >= 2 and id(p) not in norms]
     inner = set(weights) - {*weights[:1], *weights[-1:]}
-    return tuple(k for k, p in module.named_parameters() if id(p) in inner and "parametrizations." not in k)
+    own = ((k, p) for k, p in module.named_parameters() if "parametrizations." not in k)
+    return tuple(k for k, p in own if id(p) in inner and p.requires_grad and k not in padded(module))
+
+
+def padded(module: nn.Module) -> set[str]:
+    """Return the names of embeddings with a row of zeros for padding, which no center would keep."""
+    parts = ((name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag))
+    return {f"{name}.weight".lstrip(".") for name, part in parts if part.padding_idx is not None}
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -98,6 +107,13 @@ class FunctionalNetwork:
         if not isinstance(quantized, list | tuple) or not all(isinstance(name, str) for name in quantized):
             raise NetworkError(f"The parameters to quantize must be a list of names, got {quantized!r}.")
         for name in quantized:
+            if name in self.frozen:
+                raise NetworkError(f"The parameter '{name}' of {self.name} is frozen: only what trains is quantized.")
+            if name in padded(module):
+                raise NetworkError(
+                    f"The parameter '{name}' of {self.name} has a row for padding (padding_idx), whose zeros no center "
+                    "would keep: leave it out of what is quantized."
+                )
             if name not in self.initial.params:
                 hint = nearest(name, self.initial.params)
                 raise NetworkError(f"{self.name} has no trainable parameter '{name}' to quantize. {hint}")
