@@ -2,7 +2,7 @@
 
 import logging
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,17 @@ LAYERS = [(1, 6, 8, 8, 5, 2), (3, 6, 32, 32, 5, 0), (6, 16, 14, 14, 5, 0), (2, 9
 
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="there is no C++ compiler")
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_networks_with_kernels_can_be_exported() -> None:
+    """What is traced or exported has PyTorch's operations, and the same results."""
+    module, images = cnn1((1, 8, 8), 10).eval(), torch.randn(3, 1, 8, 8)
+    expected = module(images)
+    trace: Callable[..., torch.nn.Module] = torch.jit.trace
+    for found in (trace(module, images), torch.export.export(module, (images,)).module()):
+        torch.testing.assert_close(found(images), expected)
 
 
 @pytest.fixture

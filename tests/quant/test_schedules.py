@@ -54,6 +54,13 @@ def test_decay_must_be_a_factor(decay: float) -> None:
         Linear(1.0, decay)
 
 
+@pytest.mark.parametrize(("decay", "t"), [(0.1, 330.0), (0.9, 7000.0), (0.1, 308.0)])
+def test_lambda_stays_finite(decay: float, t: float) -> None:
+    """One that does not is told, as it would stop training."""
+    with pytest.raises(InvalidValueError, match=rf"lambda\({t:g}\) must be finite, .* got inf"):
+        Linear(1e6, decay)(t)
+
+
 def test_the_ends_of_the_ranges_are_allowed() -> None:
     """Rate 0 switches the pull off; decay 1 is no decay."""
     assert at(Linear(0.0, 1.0), 5.0) == 0.0

@@ -23,7 +23,8 @@ def geometric(start: float, growth: float, hard_from: float = math.inf) -> Sched
 
 def growing(start: float, growth: float, hard_from: float, t: float) -> float:
     """Return the lambda(t) of `geometric`."""
-    return math.inf if t >= hard_from else start * math.pow(growth, t)
+    # Beyond what a float holds it is as good as infinite.
+    return math.inf if t >= hard_from or t * math.log(growth) > 700 else start * math.pow(growth, t)
 
 
 class BinaryRelax(QuantizedOptimizer):
@@ -57,5 +58,6 @@ class BinaryRelax(QuantizedOptimizer):
         projected = self._nearest_values(self.centers)
         relaxed = {name: x.detach().lerp(projected[name], share) for name, x in self.x.items()}
         loss = self._step_at(relaxed, closure)
-        self.centers = {name: fit(x.detach(), self.centers[name]) for name, x in self.x.items()}
+        fitted = {name: fit(x.detach(), self.centers[name]) for name, x in self._trained().items()}
+        self.centers = self.centers | fitted
         return loss

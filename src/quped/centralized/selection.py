@@ -6,7 +6,7 @@ from typing import Required, TypedDict
 
 from torch import nn
 
-from quped.errors import InvalidValueError, NetworkError, check, check_number, nearest
+from quped.errors import InvalidValueError, NetworkError, check, check_number, check_whole, nearest
 from quped.models import quantizable as chosen_by_default
 
 MAX_BITS = 8
@@ -78,9 +78,7 @@ def groups_of(params: Selection | Sequence[GroupSpec], bits: int | None, eta2: f
             raise InvalidValueError("All groups must select from one network: make one optimizer for each network.")
         names = list(spec["params"].names)
         group = Group(names=names, bits=spec.get("bits", bits or 0), eta2=spec.get("eta2", eta2))
-        whole = isinstance(group["bits"], int) and not isinstance(group["bits"], bool)
-        valid = whole and 1 <= group["bits"] <= MAX_BITS
-        check(valid, f"bits of '{names[0]}'", f"a whole number from 1 to {MAX_BITS}", spec.get("bits", bits))
+        check_whole(f"bits of '{names[0]}'", spec.get("bits", bits), 1, MAX_BITS)
         check_number(f"eta2 of '{names[0]}'", group["eta2"], 0, 1e6)
         for name in names:
             if name in seen:

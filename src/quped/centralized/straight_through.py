@@ -36,5 +36,6 @@ class StraightThrough(QuantizedOptimizer):
     def _learn(self, closure: Closure) -> Tensor:
         """Take a gradient step at Q(x), then fit the levels to the new x."""
         loss = self._step_at(self._nearest_values(self.centers), closure)
-        self.centers = {name: fit(x.detach(), self.centers[name]) for name, x in self.x.items()}
+        fitted = {name: fit(x.detach(), self.centers[name]) for name, x in self._trained().items()}
+        self.centers = self.centers | fitted
         return loss

@@ -93,7 +93,7 @@ class Recipe:
         check(self.epochs >= 0, "epochs", "at least 0", self.epochs)
         check(self.batch_size >= 1, "batch_size", "at least 1", self.batch_size)
         check(0 <= self.finetune_epochs <= self.epochs, "finetune_epochs", "0 to epochs", self.finetune_epochs)
-        check(self.lr > 0, "lr", "above 0", self.lr)
+        check(0 < self.lr < math.inf, "lr", "above 0 and finite", self.lr)
 
     @property
     def quantizes(self) -> bool:

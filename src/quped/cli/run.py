@@ -1,6 +1,7 @@
 """`quped run` and `quped presets`."""
 
 import json
+import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -102,7 +103,7 @@ def run_command(
                 progress=lambda algorithm: follow(type(algorithm).__name__),
             )
     except InterruptedRunError as stop:
-        typer.echo(f"{stop} Go on with:\n  quped run --resume {folder}", err=True)
+        typer.echo(f"{stop} Go on with:\n  quped run --resume {shlex.quote(str(folder))}", err=True)
         raise typer.Exit(128 + stop.signal_number) from stop
     console.print(client_table(results[0]))
     if len(results) > 1:

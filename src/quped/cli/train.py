@@ -1,6 +1,7 @@
 """`quped train`: one network, quantized while it is trained."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -138,9 +139,8 @@ def train_command(
                 with epoch_bar(console, recipe, record.checkpoints.rounds()) as tell:
                     done = train(recipe, record, tell)
             except KeyboardInterrupt:
-                typer.echo(
-                    f"Interrupted. Go on after the last finished epoch with:\n  quped train --resume {folder}", err=True
-                )
+                command = f"quped train --resume {shlex.quote(str(folder))}"
+                typer.echo(f"Interrupted. Go on after the last finished epoch with:\n  {command}", err=True)
                 raise
     last = done["curve"][-1]
     size = f"{recipe.bits}-bit " if recipe.quantizes else ""

@@ -91,11 +91,13 @@ def obtain(recipe: Recipe, folder: Path | None, scratch: Path, say: Say) -> tupl
             except DataError as error:
                 say(f"{recipe.name}: folder {folder}: {error}")
                 failures.append(f"folder {folder}: {error}")
-    # The layout of which the user has placed a part is the one that the user wants.
-    for layout in sorted(recipe.layouts, key=lambda layout: not placed.get(layout)):
-        files = placed.get(layout, {})
+    # The layout of which the user has placed a part is the one that the user wants; unless that part is of no use.
+    order = sorted(recipe.layouts, key=lambda layout: not placed.get(layout))
+    attempts = [(layout, placed.get(layout, {})) for layout in order]
+    for layout, files in attempts + [(layout, {}) for layout, files in attempts if files]:
         for route in layout.routes:
-            needed = [download for download in route if any(name not in files for name in download.holds)]
+            wanted = absent(layout, files)
+            needed = [download for download in route if any(name in wanted for name in download.holds)]
             source = " and ".join(dict.fromkeys([f"folder {folder}"] * bool(files) + [str(d) for d in needed]))
             say(f"{recipe.name}: trying {source}")
             try:

@@ -15,7 +15,7 @@ from quped.errors import DataError
 from quped.rng import torch_seeded
 from quped.typing import Batch
 
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (*(torch.uint8, torch.uint16, torch.uint32), *(torch.int8, torch.int16, torch.int32, torch.int64))
 
 Pair = tuple[Tensor | NDArray[np.generic], Tensor | NDArray[np.generic]]
 

@@ -22,7 +22,7 @@ def draw_partition(dataset: Dataset, shares: list[Share], title: str) -> bytes:
     train, test = (np.array([len(part) for part in half]) for half in zip(*shares, strict=True))
     places = np.arange(clients)
 
-    width, height = 0.17 * max(clients, 25), 0.3 * dataset.classes
+    width, height = 0.17 * min(max(clients, 25), 300), 0.3 * dataset.classes
     figure = Figure(figsize=(width + 3, height + 3.4), layout="constrained")
     grid = figure.add_gridspec(2, 2, width_ratios=(width, 1.6), height_ratios=(2.2, height))
     above = figure.add_subplot(grid[0, 0])
@@ -41,7 +41,7 @@ def draw_partition(dataset: Dataset, shares: list[Share], title: str) -> bytes:
         places, np.arange(dataset.classes), np.ma.masked_equal(counts, 0), cmap=colors, vmin=0, ec="white", lw=1.5
     )
     cells.set_yticks(range(dataset.classes), names)
-    cells.set_xticks(places[:: 1 if clients <= 25 else 5])
+    cells.set_xticks(places[:: 1 if clients <= 25 else max(5, clients // 60)])
     cells.set_xlabel("client")
     cells.invert_yaxis()
     cells.tick_params(length=0)

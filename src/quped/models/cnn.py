@@ -47,7 +47,7 @@ class CNN(nn.Module):
         super().__init__()
         self.name = name
         if len(input_shape) != 3:
-            raise NetworkError(f"The network {name} takes images, not inputs of shape {tuple(input_shape)}: use text.")
+            raise NetworkError(f"The network {name} takes images, not inputs of shape {tuple(input_shape)}.")
         channels, height, width = input_shape
         layers: list[nn.Module] = []
         for i, filters in enumerate(convs):

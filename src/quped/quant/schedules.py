@@ -28,7 +28,10 @@ class Linear:
 
     def __call__(self, t: float) -> float:
         """Return lambda(t)."""
-        return self.rate * t / math.pow(self.decay, t)
+        shrunk = math.pow(self.decay, t)
+        value = self.rate * t / shrunk if shrunk else math.inf
+        check(value < math.inf, f"lambda({t:g})", "finite, which it is for fewer epochs or a larger decay", value)
+        return value
 
 
 PAPER: Mapping[int, Linear] = {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}
