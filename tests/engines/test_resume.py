@@ -120,7 +120,7 @@ def test_a_checkpoint_of_other_clients_is_refused(
     client = Client("a", train=samples(0, 20), test=samples(1, 12), model=Net, bits=2)
     options: dict[str, Any] = {"steps_per_epoch": 2, "checkpoints": tmp_path, "checkpoint_every": 1, "epochs": 2}
     Federation([client], QuPeD(), Net).fit(**options, workers=0)
-    with pytest.raises(QupedError, match=f"is of a run with another {what}.*Remove the folder"):
+    with pytest.raises(QupedError, match=f"is of a run with another {what}.*Remove its round"):
         Federation([replace(client, **change)], QuPeD(), Net).fit(**options, workers=workers)
     with pytest.raises(QupedError, match=r"another client 'a': .* batches of 10 .* instead of .* batches of 5"):
         Federation([client], QuPeD(), Net).fit(**options, batch_size=5, workers=workers)
