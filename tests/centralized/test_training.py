@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -189,6 +189,30 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with exclusive(Path("run") / CHECKPOINTS), pytest.raises(QupedError, match="in use by another process"):
         runner.invoke(app, ["train", "mlp", *options, "--seed", "1", "--overwrite"], catch_exceptions=False)
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_the_commands_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is in the recipe; what follows from others, too."""
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    begin = ["train", "mlp", "--data", "digits", "--bits", "1", "--batch-size", "361"]
+    runner.invoke(app, [*begin, "--epochs", "1", "--method", "float", "--out", "float"], catch_exceptions=False)
+    weights = Path("float/models/model.safetensors")
+    given = ["--epochs", "2", "--full-epochs", "50", "--finetune-epochs", "1", "--validation", "--seed", "3"]
+    more = ["--lr", "0.002", "--lam", "0.001", "--eta2", "1e-5", "--warm-start", str(weights), "--threads", "1"]
+    before = torch.get_num_threads()
+    try:
+        runner.invoke(app, [*begin, *given, *more, "--out", "run"], catch_exceptions=False)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads(Path("run/config.json").read_text())["recipe"] == {
+        **asdict(Recipe("mlp", "digits", bits=1, batch_size=361, epochs=2, finetune_epochs=1, stretch=25.0, seed=3)),
+        **{"lr": 0.002, "lam": 0.001, "eta2": 1e-5, "validation": True, "warm_start": str(weights.resolve())},
+    }
+    runner.invoke(app, [*begin, "--epochs", "5", "--out", "five"], catch_exceptions=False)
+    recipe = json.loads(Path("five/config.json").read_text())["recipe"]
+    assert (recipe["finetune_epochs"], recipe["stretch"]) == (1, 1.0)
 
 
 def test_one_pool_is_not_its_own_test() -> None:

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -163,9 +162,10 @@ def train(recipe: Recipe, record: RunRecord, tell: Tell = lambda _: None) -> dic
     began = time.monotonic() - (points[-1].seconds if points else 0.0)
     for epoch in range(len(points), recipe.epochs):
         loss = one_epoch(recipe, epoch, model, optimizer, samples, tell)
-        floating = evaluate(model, held)
-        with optimizer.quantized() if recipe.quantizes else nullcontext():
-            quantized = evaluate(model, held)
+        quantized = floating = evaluate(model, held)
+        if recipe.quantizes and not optimizer.hard:
+            with optimizer.quantized():
+                quantized = evaluate(model, held)
         phase = "finetune" if optimizer.hard else "train"
         seconds = round(time.monotonic() - began, 3)
         reach = points[0].weights["reach"] if points else None
