@@ -536,8 +536,9 @@ def test_a_class_never_trained_on_is_allowed_and_said() -> None:
     """The warning names the client and the class."""
     inputs, labels = samples(0, 20)
     only = labels < 2
-    with pytest.warns(UserWarning, match=r"no training samples of: 'phone' \(2\)"):
+    with pytest.warns(UserWarning, match=r"no training samples of: 'phone' \(2\)") as told:
         Federation([client(train=(inputs[only], labels[only]))], Local())
+    assert told[0].filename == __file__  # the line that made the federation
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Federation([client()], Local())

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from quped.algorithms import FULL_PRECISION, AnyAlgorithm, Task
 from quped.data import Data, Samples, as_samples
+from quped.data.given import in_short
 from quped.errors import InvalidValueError, NetworkError, check, is_whole
 from quped.models import FunctionalNetwork
-from quped.quant import Start
+from quped.quant import MAX_BITS, Start
 from quped.rng import torch_seeded
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 """A module, whose weights are where training starts, or a function that makes one."""
 
-BITS = (*range(1, 9), FULL_PRECISION)
+BITS = (*range(1, MAX_BITS + 1), FULL_PRECISION)
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,6 @@ class Admission:
             )
 
 
-def in_short(dtype: torch.dtype) -> str:
-    """Return the name of a type of numbers."""
-    return str(dtype).removeprefix("torch.")
-
-
 def shapes(network: FunctionalNetwork) -> dict[str, torch.Size]:
     """Return the shape of every parameter: what must agree for parameters to be averaged."""
     return {k: v.shape for k, v in network.initial.params.items()}
@@ -228,5 +224,5 @@ def tell_unseen_classes(members: Sequence[Member]) -> None:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         warnings.warn(
             f"Some clients are tested on classes that they have no training samples of: {', '.join(found[:3])}{more}.",
-            stacklevel=3,
+            stacklevel=4,  # whoever makes a Federation
         )

@@ -201,10 +201,10 @@ def sgemm_peak(threads: int, size: int = 1024, repeats: int = 10) -> float:
     return 2 * size**3 / best
 
 
-def peak_memory() -> float | None:
+def peak_memory() -> int | None:
     """Return the largest resident memory, in MB, that a worker which has ended had; None but on Linux."""
     if sys.platform != "linux":
         return None
     import resource
 
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
+    return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6)

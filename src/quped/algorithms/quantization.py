@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from quped.errors import check, is_whole, number
-from quped.quant import PAPER, Border, Linear
+from quped.quant import MAX_BITS, PAPER, Border, Linear
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,5 @@ class Quantization:
         check(not (finite and self.straight_through), "sharpness P", "infinite with straight_through", self.sharpness)
         check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
         some = isinstance(self.lam, Mapping) and len(self.lam) > 0
-        some = some and all(bits in range(1, 9) and is_whole(bits) and callable(f) for bits, f in self.lam.items())
+        some = some and all(is_whole(bits) and 1 <= bits <= MAX_BITS and callable(f) for bits, f in self.lam.items())
         check(some, "lam", "schedules by bit-width, such as {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}", self.lam)

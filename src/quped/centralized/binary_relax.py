@@ -23,8 +23,10 @@ def geometric(start: float, growth: float, hard_from: float = math.inf) -> Sched
 
 def growing(start: float, growth: float, hard_from: float, t: float) -> float:
     """Return the lambda(t) of `geometric`."""
-    # Beyond what a float holds it is as good as infinite.
-    return math.inf if t >= hard_from or t * math.log(growth) > 700 else start * math.pow(growth, t)
+    try:
+        return math.inf if t >= hard_from else start * math.pow(growth, t)
+    except OverflowError:  # beyond what a float holds it is as good as infinite
+        return math.inf
 
 
 class BinaryRelax(QuantizedOptimizer):

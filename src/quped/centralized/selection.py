@@ -1,6 +1,6 @@
 """Which parameters of a network are quantized, and with how many bits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Required, TypedDict
 
@@ -8,8 +8,7 @@ from torch import nn
 
 from quped.errors import InvalidValueError, NetworkError, check, check_number, check_whole, nearest
 from quped.models import quantizable as chosen_by_default
-
-MAX_BITS = 8
+from quped.quant import MAX_BITS
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,10 @@ def quantizable(model: nn.Module, names: Sequence[str] | None = None) -> Selecti
 
 def groups_of(params: Selection | Sequence[GroupSpec], bits: int | None, eta2: float) -> tuple[nn.Module, list[Group]]:
     """Return the network, and its groups with nothing left out, checked."""
-    specs = [GroupSpec(params=params)] if isinstance(params, Selection) else params
+    given = [GroupSpec(params=params)] if isinstance(params, Selection) else params
     rule = "quantizable(model), or a list of groups such as {'params': quantizable(model, [...]), 'bits': 2}"
-    check(isinstance(specs, Sequence), "parameters to quantize", rule, params)
+    check(isinstance(given, Iterable), "parameters to quantize", rule, params)
+    specs = list(given)
     well_formed = all(isinstance(spec, dict) and isinstance(spec.get("params"), Selection) for spec in specs)
     check(len(specs) > 0 and well_formed, "parameters to quantize", rule, params)
     model, seen, groups = specs[0]["params"].model, set[str](), list[Group]()
@@ -77,8 +77,9 @@ def groups_of(params: Selection | Sequence[GroupSpec], bits: int | None, eta2: f
         if spec["params"].model is not model:
             raise InvalidValueError("All groups must select from one network: make one optimizer for each network.")
         names = list(spec["params"].names)
-        group = Group(names=names, bits=spec.get("bits", bits or 0), eta2=spec.get("eta2", eta2))
-        check_whole(f"bits of '{names[0]}'", spec.get("bits", bits), 1, MAX_BITS)
+        width = spec.get("bits", bits)
+        check_whole(f"bits of '{names[0]}'", width, 1, MAX_BITS)
+        group = Group(names=names, bits=int(width or 0), eta2=spec.get("eta2", eta2))
         check_number(f"eta2 of '{names[0]}'", group["eta2"], 0, 1e6)
         for name in names:
             if name in seen:

@@ -28,6 +28,7 @@ from quped.data.partition import Indices
 from quped.errors import InvalidValueError, NetworkError, check, nearest
 from quped.evaluate import accuracy
 from quped.models import cnn1, cnn2, mlp, resnet
+from quped.quant import MAX_BITS
 from quped.rng import generator, torch_seeded
 from quped.runs import RunRecord, versions
 from quped.typing import Batch, Model
@@ -88,7 +89,7 @@ class Recipe:
         ):
             if name not in known:
                 raise InvalidValueError(f"There is no {what} '{name}'. {nearest(name, known)}")
-        check(not self.quantizes or 1 <= self.bits <= 8, "bits", "1 to 8", self.bits)
+        check(not self.quantizes or 1 <= self.bits <= MAX_BITS, "bits", "1 to 8", self.bits)
         check(self.epochs >= 0, "epochs", "at least 0", self.epochs)
         check(self.batch_size >= 1, "batch_size", "at least 1", self.batch_size)
         check(0 <= self.finetune_epochs <= self.epochs, "finetune_epochs", "0 to epochs", self.finetune_epochs)

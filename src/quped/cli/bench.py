@@ -54,5 +54,5 @@ def engine(
         f"One CIFAR-10 run of the paper takes {hours['fedavg']:.1f} h with FedAvg, "
         f"{hours['quped_2bit']:.1f} h with QuPeD at 2 bits. "
         f"Evaluation takes {numbers['evaluation_share']:.1%} of the former."
-        + (f" Memory of a worker: {memory:,.0f} MB at most." if memory else "")
+        + (f" Memory of a worker: {memory:,} MB at most." if memory else "")
     )

@@ -18,6 +18,7 @@ from quped import fit
 from quped.cli.tables import client_table, comparison_table, verdict
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.experiments import find, load, presets, run_experiment, validate
+from quped.experiments.presets import CATALOG
 from quped.runs import CONFIG, read_json
 
 Preset = Annotated[
@@ -120,7 +121,7 @@ def presets_command() -> None:
     for name, path in presets().items():
         console.print(f"[bold]{name:<16}[/] {escape(load(path).description)}", soft_wrap=True)
     console.print("\nRun one with [bold]quped run NAME[/]; to change more than --set does, copy its file from")
-    console.print(escape(str(path.parent)), soft_wrap=True)
+    console.print(escape(str(CATALOG)), soft_wrap=True)
 
 
 @contextmanager

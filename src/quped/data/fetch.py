@@ -95,8 +95,8 @@ def obtain(recipe: Recipe, folder: Path | None, scratch: Path, say: Say) -> tupl
     order = sorted(recipe.layouts, key=lambda layout: not placed.get(layout))
     attempts = [(layout, placed.get(layout, {})) for layout in order]
     for layout, files in attempts + [(layout, {}) for layout, files in attempts if files]:
+        wanted = absent(layout, files)
         for route in layout.routes:
-            wanted = absent(layout, files)
             needed = [download for download in route if any(name in wanted for name in download.holds)]
             source = " and ".join(dict.fromkeys([f"folder {folder}"] * bool(files) + [str(d) for d in needed]))
             say(f"{recipe.name}: trying {source}")

@@ -145,8 +145,13 @@ def class_numbers(labels: object, what: str) -> Tensor:
         remedy = "take their only column, y[:, 0]" if labels.shape[1] == 1 else "of one-hot labels, take y.argmax(1)"
     raise DataError(
         f"The labels of the {what} must be class numbers, one integer for each sample, got "
-        f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}: {remedy}."
+        f"{in_short(labels.dtype)} of shape {tuple(labels.shape)}: {remedy}."
     )
+
+
+def in_short(dtype: torch.dtype) -> str:
+    """Return the name of a type of numbers."""
+    return str(dtype).removeprefix("torch.")
 
 
 def usual_float(inputs: Tensor) -> Tensor:

@@ -31,8 +31,9 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
     places = module.named_parameters(remove_duplicate=False)
     weights = [id(p) for k, p in places if "weight" in k and p.dim() >= 2 and id(p) not in norms]
     inner = set(weights) - {*weights[:1], *weights[-1:]}
-    own = ((k, p) for k, p in module.named_parameters() if "parametrizations." not in k)
-    return tuple(k for k, p in own if id(p) in inner and p.requires_grad and k not in padded(module))
+    rows = padded(module)
+    own = ((k, p) for k, p in module.named_parameters() if "parametrizations." not in k and k not in rows)
+    return tuple(k for k, p in own if id(p) in inner and p.requires_grad)
 
 
 def padded(module: nn.Module) -> set[str]:
@@ -106,10 +107,11 @@ class FunctionalNetwork:
             quantized = quantizable(module)
         if not isinstance(quantized, list | tuple) or not all(isinstance(name, str) for name in quantized):
             raise NetworkError(f"The parameters to quantize must be a list of names, got {quantized!r}.")
+        rows = padded(module)
         for name in quantized:
             if name in self.frozen:
                 raise NetworkError(f"The parameter '{name}' of {self.name} is frozen: only what trains is quantized.")
-            if name in padded(module):
+            if name in rows:
                 raise NetworkError(
                     f"The parameter '{name}' of {self.name} has a row for padding (padding_idx), whose zeros no center "
                     "would keep: leave it out of what is quantized."

@@ -11,6 +11,9 @@ from quped.quant.quantizer import hard, midpoints
 
 Start = Literal["range", "kmeans"]
 
+MAX_BITS = 8
+"""So that the number of a center fits into a byte."""
+
 
 def initial_centers(weights: Tensor, m: int, start: Start = "range", *, per_channel: bool = False) -> Tensor:
     """Return m sorted centers, `[1, m]` for the whole tensor or `[channels, m]` with one row per output channel.
