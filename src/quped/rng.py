@@ -17,9 +17,11 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
 @contextmanager
 def torch_seeded(seed: int, *key: int | str) -> Iterator[None]:
     """Seed torch (initial weights, dropout) from a key within the block, and leave its state outside unchanged."""
-    # Seeding torch seeds GPUs, too. Asking for their state would start them, which a forked process must not.
+    # Seeding torch seeds GPUs, too. Asking for their state would start them, which a forked process must not; and for
+    # those that have not started, torch notes down the call stack each time, which takes longer than a small step.
     started = cast(Callable[[], bool], torch.cuda.is_initialized)()
     gpus = range(torch.cuda.device_count()) if started else ()
     with torch.random.fork_rng(gpus):
-        torch.manual_seed(int(generator(seed, *key).integers(2**63)))
+        sow = torch.manual_seed if started else torch.default_generator.manual_seed
+        sow(int(generator(seed, *key).integers(2**63)))
         yield
