@@ -24,8 +24,9 @@ from quped.experiments import reproduce, table
 from quped.experiments.paper import FIGURES, Figure, read
 from quped.experiments.reproduce import run_cell, status, stored
 from quped.experiments.table import ROWS, Cell, find_table, tables
-from quped.report.comparison import Line, alike, document, markdown, provenance, rows
+from quped.report.comparison import Line, alike, markdown, provenance, rows
 from quped.report.curves import apart, by_length, draw_column, finetuning, label, look
+from quped.report.documents import document
 
 TABLE_COUNT = 10
 
@@ -605,6 +606,7 @@ def test_the_projects_own_documents_agree_with_its_records() -> None:
         (["table1", "--workers", "2"], "--workers is for federations: table1 trains one network"),
         (["--check", "--update"], "stand alone"),
         (["mnist", "--check"], "stand alone"),
+        (["mnist", "--claims"], "--claims stands alone"),
         (["--check", "--json"], "stand alone"),
         (["--list", "--status"], "give one of them"),
         (["mnist", "--list"], "shown by --status"),

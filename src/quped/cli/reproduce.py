@@ -14,8 +14,10 @@ from quped.cli.run import Workers, bars, notes
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.experiments.reproduce import run_cell, status
 from quped.experiments.table import Cell, Table, find_table, tables
-from quped.report.comparison import HEADER, Rows, document, markdown, rows, values
+from quped.report import claims
+from quped.report.comparison import HEADER, Rows, markdown, rows, values
 from quped.report.curves import draw
+from quped.report.documents import document
 from quped.runs import write_bytes
 
 Name = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="One of those that --list shows.")]
@@ -24,6 +26,9 @@ ShowStatus = Annotated[
     bool, typer.Option("--status", help="Run nothing; show what is there and how long the rest takes.")
 ]
 Check = Annotated[bool, typer.Option("--check", help="Verify that the tables in --docs are those of the records.")]
+Claims = Annotated[
+    bool, typer.Option("--claims", help="Run nothing; show where the records agree with what the paper says.")
+]
 Update = Annotated[bool, typer.Option("--update", help="Write the tables of the records into --docs.")]
 Docs = Annotated[Path, typer.Option(help="The document with the tables.", dir_okay=False)]
 Methods = Annotated[str | None, typer.Option(metavar="A,B", help="Run only these, such as quped-2bit,fedavg.")]
@@ -43,6 +48,8 @@ Warm = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")]
 
+VERDICT_STYLES = {"holds": "green", "level": None, "does not hold": "red"}
+
 NARROW = 80
 """Columns of a terminal, below which a table is shortened."""
 
@@ -51,6 +58,7 @@ def reproduce_command(
     table: Name = None,
     list_tables: List = False,
     show_status: ShowStatus = False,
+    show_claims: Claims = False,
     check: Check = False,
     update: Update = False,
     docs: Docs = Path("docs/results.md"),
@@ -73,8 +81,15 @@ def reproduce_command(
         console.width = 120
     aside = Console(stderr=True, highlight=False) if as_json else console
     part = methods or columns or epochs
-    if list_tables + show_status + check + update > 1:
-        raise InvalidValueError("--list, --status, --check and --update stand alone: give one of them.")
+    if list_tables + show_status + show_claims + check + update > 1:
+        raise InvalidValueError("--list, --status, --claims, --check and --update stand alone: give one of them.")
+    if show_claims:
+        if table or part:
+            raise InvalidValueError("--claims stands alone, and is about all tables: only --out and --json go with it.")
+        tell_claims(console, out)
+        if as_json:
+            print(json.dumps(claims.values(out), indent=2))
+        return
     if check or update:
         if table or part or as_json:
             raise InvalidValueError("--check and --update stand alone, and are about all tables.")
@@ -208,6 +223,24 @@ def show_tables(console: Console) -> None:
         console.print(f"    methods: {', '.join(table.methods)}", soft_wrap=True)
     console.print(
         "\nRun one with [bold]quped reproduce TABLE[/], a part of it with --methods, --columns, --seeds, --epochs."
+    )
+
+
+def tell_claims(console: Console, out: Path) -> None:
+    """Show what the records say of the paper's claims."""
+    found = claims.known(out)
+    if not found:
+        raise InvalidValueError(f"There is nothing to compare in {out}: name the folder of the records with --out.")
+    for claim, some in found:
+        shown = RichTable(title=claim.words, title_justify="left")
+        for i, name in enumerate(claims.HEADER):
+            shown.add_column(name, justify="right" if 0 < i < 4 else "left", no_wrap=i > 0, overflow="fold")
+        for one in some:
+            shown.add_row(*map(escape, one.texts(claim)), style=VERDICT_STYLES[one.verdict])
+        console.print(shown)
+    console.print(
+        "Points of test accuracy, mean ± standard deviation of the differences at equal seeds. A claim holds where all "
+        f"have its sign, and a single one is above {claims.DECIDES}."
     )
 
 

@@ -77,6 +77,8 @@ class Column(Section):
 
     name: str
     title: str
+    short: str | None = None
+    """What it is called beside columns of other tables, if not by its title."""
     recipe: dict[str, Any] = Field(default={})
     """How a network is trained on one machine: the fields of a `Recipe`. Then all that follows is not needed."""
     data: Data | None = None
@@ -88,6 +90,11 @@ class Column(Section):
     algorithms: dict[str, dict[str, Any]] = Field(default={})
     """Hyperparameters that differ from those of the table, by algorithm."""
     lam: dict[str, Any] = Field(default={})
+
+    @property
+    def label(self) -> str:
+        """Its name beside columns of other tables."""
+        return self.short or self.title
 
 
 class Table(Section):

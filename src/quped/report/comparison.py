@@ -1,4 +1,4 @@
-"""Our numbers beside the paper's: as values, as Markdown, and in the documents."""
+"""Our numbers beside the paper's: as values and as Markdown."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quped.algorithms import FULL_PRECISION
-from quped.errors import RunError
 from quped.experiments.paper import FIGURES, Figure
 from quped.experiments.reproduce import Result, stored
 from quped.experiments.table import ROWS, Cell, Column, Table, tables
@@ -44,9 +43,7 @@ class Line(NamedTuple):
     @property
     def title(self) -> str:
         """The method's name; a shortened run says so."""
-        first = self.results[0]
-        short = f" [{first['epochs']} of {first['full_epochs']} epochs]" if first["shortened"] else ""
-        return ROWS[self.method].title + short
+        return ROWS[self.method].title + length(self.results[0])
 
     @property
     def difference(self) -> float | None:
@@ -79,6 +76,11 @@ Rows = list[tuple[Column, list[Line]]]
 """Columns of a table, each with its lines."""
 
 
+def length(result: Result) -> str:
+    """Return how long a shortened run was; nothing of a full one."""
+    return f" [{result['epochs']} of {result['full_epochs']} epochs]" if result["shortened"] else ""
+
+
 def shown(mean: float, std: float | None) -> str:
     """Return an accuracy as it stands in a table."""
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
@@ -98,20 +100,26 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None) -> lis
     found = []
     for method in table.methods:
         seeds = recorded(column, method, folder)
-        length = epochs if Cell(table, column, method, 0, epochs).shortened else None
+        wanted = epochs if Cell(table, column, method, 0, epochs).shortened else None
         # A run of None epochs is a full one.
         shortened = sorted((n for n in seeds if n is not None), reverse=True)
-        for n in [length] if epochs is not None else [None, *shortened]:
-            cells = [Cell(table, column, method, seed, n) for seed in sorted(seeds.get(n, ()))]
-            results = alike([result for cell in cells if (result := stored(cell, folder)) is not None])
-            if results:
+        for n in [wanted] if epochs is not None else [None, *shortened]:
+            if there := results(table, column, method, n, seeds.get(n, set()), folder):
                 widths = {group.bits or ROWS[method].bits for group in column.clients} or {ROWS[method].bits}
                 width = min(widths)
                 bits = "mixed" if len(widths) > 1 else "FP" if width == FULL_PRECISION else str(width)
-                found.append(Line(method, bits, results, FIGURES[table.name][column.name].get(method)))
+                found.append(Line(method, bits, there, FIGURES[table.name][column.name].get(method)))
                 if n is None:
                     break
     return found
+
+
+def results(
+    table: Table, column: Column, method: str, epochs: int | None, seeds: set[int], folder: Path
+) -> list[Result]:
+    """Return the runs at these seeds that count as this table's, as far as they are alike; None: full ones."""
+    cells = [Cell(table, column, method, seed, epochs) for seed in sorted(seeds)]
+    return alike([result for cell in cells if (result := stored(cell, folder)) is not None])
 
 
 def alike(results: Sequence[Result]) -> list[Result]:
@@ -166,27 +174,3 @@ def provenance(results: Sequence[Result]) -> str:
     weights = sorted({result["weights"][:12] for result in results if "weights" in result})
     began = f" begun with the weights of SHA-256 {' and '.join(weights)};" if weights else ""
     return f"{runs}, {time} of computing, {when};{trained}{began} {'; '.join(versions)}."
-
-
-BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def document(text: str, folder: Path) -> str:
-    """Return a document with each block between `<!-- results: TABLE -->` and `<!-- end -->` made from the records.
-
-    Every table with records must have one.
-    """
-    blocks = [match[2] for match in BLOCK.finditer(text)]
-    if unknown := sorted(set(blocks) - tables().keys()):
-        raise RunError(f"The document asks for the results of a table '{unknown[0]}', which does not exist.")
-    if text.count("<!-- results: ") != len(blocks):
-        raise RunError("A block of results in the document has no <!-- end -->: each needs its own.")
-    made = {name: markdown(rows(table, folder)) for name, table in tables().items()}
-    if not any(made.values()):
-        raise RunError(f"There is no record of any table in {folder}: name the folder of the records with --out.")
-    if missing := [name for name, content in made.items() if content and name not in blocks]:
-        raise RunError(
-            f"There are records of {', '.join(missing)}, but the document has no place for them: for each, add the "
-            f"lines <!-- results: {missing[0]} --> and <!-- end -->."
-        )
-    return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", text)
