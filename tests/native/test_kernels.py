@@ -2,6 +2,7 @@
 
 import logging
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -302,6 +303,24 @@ def test_a_damaged_library_is_compiled_again(tmp_path: Path, monkeypatch: pytest
     build.library.cache_clear()
     assert build.library("codebook", constants, codebook.SIGNATURES) is not None
     assert damaged.stat().st_size > 1000
+
+
+@needs_compiler
+@pytest.mark.usefixtures("fresh")
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kernels are compiled for this process, and nothing is left behind."""
+    (tmp_path / "cache").write_text("a file, where a folder should be")
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("QUPED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    with caplog.at_level(logging.WARNING, "quped"):
+        found = build.library("codebook", (("CENTERS", 11),), codebook.SIGNATURES)
+    assert found is not None
+    assert found.nearest is not None
+    assert caplog.records == []
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 @needs_compiler

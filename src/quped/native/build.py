@@ -56,12 +56,17 @@ def library(name: str, constants: Pairs[int], signatures: Pairs[str]) -> ctypes.
 
 
 def load(command: list[str], source: Path, file: Path) -> ctypes.CDLL:
-    """Load a library, compiled if it is not there or damaged."""
-    if file.exists():
-        with suppress(OSError):
-            return ctypes.CDLL(str(file))
-    compile_file(command, source, file)
-    return ctypes.CDLL(str(file))
+    """Load a library, compiled if it is not there or damaged; for this process alone where the cache is of no use."""
+    with suppress(OSError):
+        if file.exists():
+            with suppress(OSError):
+                return ctypes.CDLL(str(file))
+        compile_file(command, source, file)
+        return ctypes.CDLL(str(file))
+    with tempfile.TemporaryDirectory() as scratch:  # a loaded library needs its file no longer
+        made = Path(scratch) / file.name
+        compile_file(command, source, made)
+        return ctypes.CDLL(str(made))
 
 
 @cache
