@@ -35,6 +35,9 @@ STYLES = {FULL_PRECISION: "-", 2: "--", 1: ":"}
 MARKS = {"FP": "o", "2": "s", "1": "^", "mixed": "D"}
 """Of the paper's figures, by what a line of the table says of bits."""
 
+SHAPES = {"FP": "o", "2": "□", "1": "△", "mixed": "◇"}
+"""The same, as letters."""
+
 BITS = {"FP": "full precision", "2": "2 bits", "1": "1 bit", "mixed": "mixed bits"}
 
 CROWDED = 8
@@ -67,9 +70,11 @@ def draw_column(part: "SubFigure", column: Column, found: Sequence[Line]) -> Non
         axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(-0.05, -0.13), frameon=False)
     who = "" if column.recipe else ", mean over clients"
     axes[0].set(ylabel=f"test accuracy in %{who}")
-    shapes = "" if split else ": o full precision, □ 2 bits, △ 1 bit, ◇ mixed"
     part.suptitle(f"{column.title}\n", fontsize=11)
-    part.text(0.5, 0.93, f"marks at the right are the paper's{shapes}", fontsize=8, color="#666666", ha="center")
+    marked = {line.bits for line in found if line.paper is not None}
+    shapes = "" if split else ": " + ", ".join(f"{SHAPES[bits]} {BITS[bits]}" for bits in BITS if bits in marked)
+    if marked:
+        part.text(0.5, 0.93, f"marks at the right are the paper's{shapes}", fontsize=8, color="#666666", ha="center")
 
 
 def by_length(found: Sequence[Line]) -> list[list[Line]]:
@@ -86,7 +91,8 @@ def draw_field(axis: "Axes", found: Sequence[Line], column: Sequence[Line]) -> N
     """Draw some curves of a column, on its scale; the paper's final accuracies are marks at the right edge."""
     edge = max(1, *(line.results[0]["epochs"] for line in column))
     finals = [value for line in column for value in (line.mean, line.mean if line.paper is None else line.paper.mean)]
-    span = max(max(finals) - min(finals), 1.0)
+    top = max(*finals, *(max(curve(line)[1]) for line in column))
+    span = max(top - min(finals), (100 - top) / 4, 1.0)  # where few curves are, a part of their way up is seen
     floor = min(finals) - span
     found = sorted(found, key=lambda line: -line.mean)
     for line in found:
@@ -110,7 +116,7 @@ def draw_field(axis: "Axes", found: Sequence[Line], column: Sequence[Line]) -> N
     for start in sorted({start for line in found if (start := finetuning(line)) is not None}):
         axis.axvline(start, color="#bbbbbb", linewidth=0.8, linestyle=(0, (1, 3)))
         axis.text(start, max(floor, 0), " fine-tuning", fontsize=7, color="#888888", va="bottom")
-    axis.set(xlabel="epoch", xlim=(0, edge * 1.1), ylim=(max(floor, 0), min(max(finals) + 0.15 * span, 100.5)))
+    axis.set(xlabel="epoch", xlim=(0, edge * 1.1), ylim=(max(floor, 0), min(top + 0.15 * span, 100.5)))
     axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
