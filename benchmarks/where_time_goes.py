@@ -16,7 +16,7 @@ from pathlib import Path
 KINDS = {
     "convolution, pooling, ReLU": ("ConvPool", "conv", "pool", "relu", "threshold", "clamp"),
     "fully connected layers": ("mm", "Addmm", "linear", "aten::t", "transpose"),
-    "quantization": ("Place", "gather", "scatter", "softshrink", "sign", "sort", "aten::gt"),
+    "quantization": ("gather", "scatter", "softshrink", "sign", "sort", "aten::gt"),
     "losses": ("softmax", "nll", "kl_div", "cross_entropy", "exp", "div", "mean"),
     "batches": ("index", "stack", "randperm"),
 }

@@ -5,6 +5,7 @@ plain SGD on x.
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -175,18 +176,18 @@ def pull_weights(problem: Problem, learner: Learner, lam: float) -> tuple[Learne
 def center_gradient(problem: Problem, learner: Learner, assigned: Params) -> tuple[Learner, Params]:
     """h = grad_c f(Q~_c(x)) at x = x^{t+1}; line 4. Return the learner with the buffers of this pass, and h."""
     x, c, hyper = learner.x.params, learner.c, problem.hyper
-
-    def at(centers: Params) -> Params:
-        if hyper.sharpness == math.inf:
-            return placed(x, centers, assigned)
-        return quantized(x, centers, hyper.border, hyper.sharpness)
-
-    h: Params = {}
-    buffers = learner.q_buffers
-    if hyper.update_centers:
-        h, _, buffers = gradient(lambda centers: problem.run(at(centers), learner.q_buffers), c)
-    elif buffers:
-        buffers = problem.logits(at(c), buffers)[1]
+    buffers, h = learner.q_buffers, dict[str, Tensor]()
+    if not hyper.update_centers:
+        if buffers:
+            buffers = problem.logits(quantized(x, c, hyper.border, hyper.sharpness), buffers)[1]
+    elif hyper.sharpness < math.inf:
+        soft = partial(quantized, x, border=hyper.border, sharpness=hyper.sharpness)
+        h, _, buffers = gradient(lambda centers: problem.run(soft(centers), learner.q_buffers), c)
+    else:
+        q = placed(x, c, assigned)
+        inner = {k: q[k] for k in c}
+        grads, _, buffers = gradient(lambda weights: problem.run(q | weights, learner.q_buffers), inner)
+        h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
     return learner._replace(q_buffers=buffers), h
 
 
@@ -202,24 +203,21 @@ def step_centers(problem: Problem, learner: Learner, h: Params, lam: float, assi
 
 
 def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:
-    """Train the centers and the unquantized parameters; each quantized weight stays with its center.
+    """Train the centers and the unquantized parameters; each quantized weight stays with its center, at which it is.
 
     R is 0 here and its prox the identity.
     """
-    x, c = learner.x.params, learner.c
-    assigned = assignment(x, c, problem.hyper.border)
-    free = {k: v for k, v in x.items() if k not in c}
-
-    def f(variables: Params) -> tuple[Tensor, Params]:
-        return problem.run(placed(x | {k: variables[k] for k in free}, variables, assigned), learner.q_buffers)
-
-    grads, value, buffers = gradient(f, free | c)
+    x, c, hyper = learner.x.params, learner.c, problem.hyper
+    assigned = assignment(x, c, hyper.border)
+    grads, value, buffers = gradient(lambda params: problem.run(params, learner.q_buffers), x)
+    free, slopes, velocity = ({k: v for k, v in of.items() if k not in c} for of in (x, grads, learner.velocity))
     if penalty is not None:
-        grads |= {k: grads[k] + penalty[k] for k in free}
-    velocity = {k: v for k, v in learner.velocity.items() if k in free}
-    free, velocity = problem.task.sgd.step(free, {k: grads[k] for k in free}, velocity, problem.clock.lr)
-    hyper = problem.hyper
-    moved = {k: descend_centers(c[k], grads[k], hyper.eta2, hyper.clip) if hyper.update_centers else c[k] for k in c}
+        slopes = tree.add_scaled(slopes, penalty, 1.0)
+    free, velocity = problem.task.sgd.step(free, slopes, velocity, problem.clock.lr)
+    moved = c
+    if hyper.update_centers:
+        h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
+        moved = {k: descend_centers(c[k], h[k], hyper.eta2, hyper.clip) for k in c}
     return learner._replace(
         x=Model(placed(x | free, moved, assigned), learner.x.buffers),
         c={k: v.sort(1).values for k, v in moved.items()},

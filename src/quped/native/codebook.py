@@ -1,13 +1,9 @@
 """Weights `[groups, n]` and the centers `[groups, m]`, sorted, that they belong to."""
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from quped.native.build import library
 from quped.stacking import stacked
@@ -40,11 +36,10 @@ def nearest(weights: Tensor, centers: Tensor) -> Tensor:
 
 def place(centers: Tensor, assignment: Tensor) -> Tensor:
     """Return, for each weight, the center that it is assigned to."""
-    kernels = compiled(centers, centers.shape[1]) if assignment.dtype == torch.uint8 else None
+    able = assignment.dtype == torch.uint8 and not centers.requires_grad
+    kernels = compiled(centers, centers.shape[1]) if able else None
     if kernels is None:
         return centers.gather(1, assignment.long())
-    if centers.requires_grad:
-        return differentiable(centers, assignment)
     centers, assignment = centers.contiguous(), assignment.contiguous()
     placed = centers.new_empty(assignment.shape)
     kernels.place(*assignment.shape, centers.data_ptr(), assignment.data_ptr(), placed.data_ptr())
@@ -60,27 +55,6 @@ def collect(values: Tensor, assignment: Tensor, count: int) -> Tensor:
     sums = values.new_empty(len(values), count)
     kernels.collect(*values.shape, values.data_ptr(), assignment.data_ptr(), sums.data_ptr())
     return sums
-
-
-class Place(Function):
-    """`place` with its gradient by the centers."""
-
-    @staticmethod
-    def forward(ctx: Any, centers: Tensor, assignment: Tensor) -> Tensor:
-        """Compute."""
-        ctx.save_for_backward(assignment)
-        ctx.count = centers.shape[1]
-        return place(centers.detach(), assignment)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_placed: Tensor) -> tuple[Tensor, None]:
-        """Add up the gradients of the weights of each center."""
-        (assignment,) = ctx.saved_tensors
-        return collect(by_placed, assignment, ctx.count), None
-
-
-differentiable = cast(Callable[..., Tensor], Place.apply)
 
 
 def compiled(numbers: Tensor, centers: int) -> ctypes.CDLL | None:
