@@ -142,6 +142,13 @@ def test_a_plus_is_the_same_run_straight_through() -> None:
     assert line.values()["accuracies"] == {0: 90.0, 1: 90.0}
 
 
+def test_the_list_tells_what_a_table_needs() -> None:
+    """Data sets to fetch, and the option without which networks have nothing to begin with."""
+    assert command.needs(find_table("sampling")) == ["femnist", "mnist"]
+    assert command.needs(find_table("table1")) == ["cifar10", "--warm-start FOLDER"]
+    assert "needs: femnist, mnist" in CliRunner().invoke(app, ["reproduce", "--list"]).output
+
+
 def test_every_method_has_a_color() -> None:
     """Or else the picture would fail after hours of runs. No two look alike."""
     for found in tables().values():

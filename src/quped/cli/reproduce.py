@@ -219,11 +219,18 @@ def show_tables(console: Console) -> None:
     for table in tables().values():
         console.print(f"[bold]{table.name}[/]  {escape(table.title)}", soft_wrap=True)
         console.print(f"    {escape(table.source)}", soft_wrap=True)
+        console.print(f"    needs: {', '.join(needs(table))}", soft_wrap=True)
         console.print(f"    columns: {', '.join(c.name for c in table.columns)}", soft_wrap=True)
         console.print(f"    methods: {', '.join(table.methods)}", soft_wrap=True)
     console.print(
         "\nRun one with [bold]quped reproduce TABLE[/], a part of it with --methods, --columns, --seeds, --epochs."
     )
+
+
+def needs(table: Table) -> list[str]:
+    """Return the data sets of a table, and which option it cannot do without."""
+    data = {column.recipe["data"] if column.data is None else column.data.name for column in table.columns}
+    return [*sorted(data), *(["--warm-start FOLDER"] if any(column.recipe for column in table.columns) else [])]
 
 
 def tell_claims(console: Console, out: Path) -> None:

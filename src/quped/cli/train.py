@@ -146,7 +146,8 @@ def train_command(
     size = f"{recipe.bits}-bit " if recipe.quantizes else ""
     where = "validation" if recipe.validation else "test"
     console.print(f"{size}{recipe.model} after {recipe.epochs} epochs: {where} accuracy {last['accuracy']:.2%}")
-    console.print(f"{done['images_per_second']:.0f} images a second with {done['threads']} threads")
+    threads_used = "1 thread" if done["threads"] == 1 else f"{done['threads']} threads"
+    console.print(f"{done['images_per_second']:.0f} images a second with {threads_used}")
     if recipe.quantizes:
         draw(done["curve"], record.path / "weights.png")
         console.print("How the weights gathered at their centers: weights.png in the record")
