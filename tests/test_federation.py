@@ -177,6 +177,20 @@ def test_the_global_model_comes_back_and_others_can_start_from_it() -> None:
         Federation([client()], Local()).fit(epochs=1, workers=0).global_module()
 
 
+def test_how_good_the_global_model_is_on_the_clients_own_samples() -> None:
+    """By hand, as the mean over clients of different sizes; under FedAvg it is what the clients have."""
+    tests = {"phone": samples(1, 30), "tablet": samples(2, 50)}
+    members = [client(name, test=test) for name, test in tests.items()]
+    fit = Federation(members, QuPeD(), seed=3).fit(epochs=2, workers=0)
+    w = fit.global_module()
+    by_hand = [float((w(inputs).argmax(1) == labels).float().mean()) for inputs, labels in tests.values()]
+    assert fit.global_accuracy == pytest.approx(sum(by_hand) / 2)
+    assert fit.result()["global_accuracy"] == fit.global_accuracy
+    shared = Federation(members, FedAvg(), seed=3).fit(epochs=2, workers=0)
+    assert shared.global_accuracy == pytest.approx(sum(shared.accuracy.values()) / 2)
+    assert Federation(members, Local(), seed=3).fit(epochs=1, workers=0).global_accuracy is None
+
+
 def test_the_models_of_a_fit_are_its_own() -> None:
     """Under FedAvg all clients have one model, but not one tensor: who changes his changes no other."""
     federation = Federation([client(), client("b")], FedAvg())

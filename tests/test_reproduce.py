@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from quped.algorithms import QuPeD
 from quped.cli import app
 from quped.cli import reproduce as command
 from quped.cli.reproduce import agree, show
@@ -147,6 +148,18 @@ def test_the_list_tells_what_a_table_needs() -> None:
     assert command.needs(find_table("sampling")) == ["femnist", "mnist"]
     assert command.needs(find_table("table1")) == ["cifar10", "--warm-start FOLDER"]
     assert "needs: femnist, mnist" in CliRunner().invoke(app, ["reproduce", "--list"]).output
+
+
+def test_a_table_may_have_options_of_quantization() -> None:
+    """They stand beside lambda, and what makes a row what it is stands above them."""
+    whole = find_table("ag-news")
+    options = {"quped": {"quantization": {"clip": 1.0, "straight_through": False}}}
+    changed = whole.model_copy(update={"algorithms": options, "methods": ("quped-1bit", "quped+-1bit")})
+    for cell, through in zip(changed.cells(seeds=1), (False, True), strict=True):
+        (method,) = cell.experiment.methods
+        assert isinstance(method.algorithm, QuPeD)
+        found = method.algorithm.quantization
+        assert (found.clip, found.straight_through, found.lam[1].decay) == (1.0, through, 0.99)
 
 
 def test_every_method_has_a_color() -> None:

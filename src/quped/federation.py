@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from quped.engines import (
     VmappedEngine,
     checkpoint,
     run,
+    score_global,
     usable_cores,
 )
 from quped.engines.checkpoint import stop_signals
@@ -225,6 +227,8 @@ class Federation:
             # Copies: under some methods all clients have the same tensors, or those that a fit begins with.
             models = {p.name: tree.map_leaves(torch.clone, engine.deployed(shared, i)) for i, p in enumerate(players)}
         by_name = {m.client.name: m for m in members}
+        w = shared.w if isinstance(shared, Global) else None
+        taught = None if w is None else score_global(self._global, w, players, self.seed)
         return Fit(
             algorithm=self.algorithm.name,
             seed=self.seed,
@@ -235,7 +239,8 @@ class Federation:
             clients=[describe(by_name[name], models[name], curve[-1].accuracy[name]) for name in self._names],
             models={name: models[name] for name in self._names},
             networks={name: by_name[name].network for name in self._names},
-            global_model=shared.w if isinstance(shared, Global) else None,
+            global_model=w,
+            global_accuracy=None if taught is None else float(np.mean(taught)),
             global_network=self._global,
             options=options,
         )

@@ -82,6 +82,8 @@ class Fit:
     networks: Mapping[str, FunctionalNetwork] = field(repr=False)
     global_model: Model | None = field(repr=False)
     """The tensors of w, in which the clients met; None for methods without."""
+    global_accuracy: float | None
+    """Test accuracy of w on the clients' own test samples, mean over clients: whether there was something to learn."""
     global_network: FunctionalNetwork = field(repr=False)
     options: dict[str, Any] = field(repr=False)
     """The method's `hyperparameters`, and the `training`: what was asked for, and what followed from it. A
@@ -110,6 +112,7 @@ class Fit:
             "algorithm": self.algorithm,
             "seed": self.seed,
             "accuracy": {"mean": float(np.mean(values)), "std": float(np.std(values)), "per_client": self.accuracy},
+            "global_accuracy": self.global_accuracy,
             "clients": [asdict(client) for client in self.clients],
             "epochs": self.epochs,
             "rounds": self.rounds,

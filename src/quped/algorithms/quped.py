@@ -39,7 +39,8 @@ class QuPeD:
     lambda_p: float = 0.25
     """lambda_p, the share of distillation in a client's loss."""
     eta3_over_eta1: float = 1.0
-    """eta_3 / eta_1. With 1 / lambda_p, w_i steps along its gradient with the learning rate of x_i."""
+    """eta_3 / eta_1. With 1 / lambda_p, w_i steps along the gradient of its divergence with x_i's learning rate; of
+    two divergences, if x_i is quantized. Its weight decay grows in the same proportion."""
     temperature: float = 1.0
     """Temperature of the distillation."""
     quantization: Quantization = field(default_factory=Quantization)

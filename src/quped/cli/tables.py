@@ -65,6 +65,8 @@ def client_table(result: Result) -> Table:
     table.add_section()
     sizes = size(mean(result, "bytes_packed")), size(mean(result, "bytes_float32"))
     table.add_row("mean", "", "", f"{mean(result, 'samples'):,.0f}", f"{accuracy(result):.1%}", *sizes)
+    if (shared := result.get("global_accuracy")) is not None:  # which records from before do not have
+        table.add_row("global model", "", "", "", f"{shared:.1%}")
     return table
 
 

@@ -1,7 +1,7 @@
 """What an engine does with one client, wherever it does it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from quped.engines.rounds import Plan, Player, client_round
 from quped.errors import QupedError, RunError
 from quped.evaluate import accuracy
 from quped.rng import torch_seeded
-from quped.typing import Batch, Clock
+from quped.typing import Batch, Clock, Model, Network
 
 
 def play_client(
@@ -59,6 +59,15 @@ def score_client(algorithm: AnyAlgorithm, player: Player, seed: int, shared: Any
     """Evaluate a client's deployed model on its own test samples."""
     with naming(player, None), torch_seeded(seed, "score", player.name):
         return accuracy(player.task.network, algorithm.deploy(player.task, shared, personal), player.test)
+
+
+def score_global(network: Network, w: Model, players: Sequence[Player], seed: int) -> list[float]:
+    """Evaluate the global model on the test samples of each client."""
+    found = []
+    for player in players:
+        with one_thread(), naming(player, None), torch_seeded(seed, "score", player.name):
+            found.append(accuracy(network, w, player.test))
+    return found
 
 
 @contextmanager

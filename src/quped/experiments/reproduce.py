@@ -148,6 +148,7 @@ def run_federation(cell: Cell, scratch: Path, workers: int | None, tell: Callabl
     fit = federation.fit(**options, workers=workers, checkpoints=checkpoints, checkpoint_every=100, progress=tell)
     return {
         "accuracy": fit.result()["accuracy"],
+        "global_accuracy": fit.global_accuracy,
         "curve": [{"epoch": p.epoch, "accuracy": p.mean, "loss": p.loss} for p in fit.curve],
         **{"epochs": fit.epochs, "rounds": fit.rounds, "seconds": round(fit.seconds, 3)},
         "samples": sum(client.samples for client in fit.clients),

@@ -193,7 +193,8 @@ class Cell:
         for level in (self.table, column):
             options |= level.algorithms.get(row.algorithm, {})
         if kind.quantizes:
-            options["quantization"] = {"lam": column.lam or self.table.lam, **row.quantization}
+            own = options.get("quantization", {})
+            options["quantization"] = {"lam": column.lam or self.table.lam, **own, **row.quantization}
         clients = [
             {"count": group.count, "model": group.model.model_dump(), "bits": group.bits or row.bits}
             for group in column.clients
