@@ -30,6 +30,8 @@ class Row(NamedTuple):
     """Of a step, in steps of FedAvg; to guess how long a run takes."""
     quantization: Mapping[str, bool] = {}
     """What differs from the paper's Algorithm 1."""
+    tuned: bool = False
+    """Whether lambda(t) is one chosen on validation samples, not the paper's."""
 
 
 STRAIGHT = {"straight_through": True}
@@ -48,6 +50,8 @@ ROWS = {
     "local+-1bit": Row("Local training +", "local", 1, 2.3, STRAIGHT),
     "quped+-2bit": Row("QuPeD +", "quped", 2, 3.9, STRAIGHT),
     "quped+-1bit": Row("QuPeD +", "quped", 1, 3.9, STRAIGHT),
+    "local-2bit-tuned": Row("Local training, lambda tuned", "local", 2, 2.2, tuned=True),
+    "quped-2bit-tuned": Row("QuPeD, lambda tuned", "quped", 2, 3.8, tuned=True),
     "qupel-2bit": Row("QuPeL", "qupel", 2, 2.3),
     "qupel-1bit": Row("QuPeL", "qupel", 1, 2.3),
     "pfedme": Row("pFedMe", "pfedme", 32, 5.5),
@@ -61,7 +65,7 @@ ROWS = {
     "centers+-1bit": Row("Algorithm 1 +", "centers+", 1, 2),
     "centers+-2bit": Row("Algorithm 1 +", "centers+", 2, 2),
 }
-"""By the name that the command line knows them by. Those with a + are not the paper's."""
+"""By the name that the command line knows them by. Those with a +, and those that are tuned, are not the paper's."""
 
 
 class Clients(Section):
@@ -108,6 +112,8 @@ class Table(Section):
     training: dict[str, Any] = Field(default={})
     lam: dict[str, Any] = Field(default={})
     """lambda(t) by bit-width."""
+    tuned_lam: dict[str, Any] = Field(default={})
+    """lambda(t) by bit-width of the rows that are tuned."""
     algorithms: dict[str, dict[str, Any]] = Field(default={})
     """Hyperparameters that differ from the defaults, by algorithm."""
     columns: tuple[Column, ...]
@@ -193,8 +199,8 @@ class Cell:
         for level in (self.table, column):
             options |= level.algorithms.get(row.algorithm, {})
         if kind.quantizes:
-            own = options.get("quantization", {})
-            options["quantization"] = {"lam": column.lam or self.table.lam, **own, **row.quantization}
+            lam = self.table.tuned_lam if row.tuned else column.lam or self.table.lam
+            options["quantization"] = {"lam": lam, **options.get("quantization", {}), **row.quantization}
         clients = [
             {"count": group.count, "model": group.model.model_dump(), "bits": group.bits or row.bits}
             for group in column.clients

@@ -48,6 +48,13 @@ CLAIMS = (
         (("quped+-2bit", "quped-2bit"), ("quped+-1bit", "quped-1bit")),
     ),
     Claim(
+        "Not the paper's: with lambda tuned, 2 bits are better",
+        (("quped-2bit-tuned", "quped-2bit"), ("local-2bit-tuned", "local-2bit")),
+    ),
+    Claim(
+        "Not the paper's: with lambda tuned, QuPeD beats local training", (("quped-2bit-tuned", "local-2bit-tuned"),)
+    ),
+    Claim(
         "Not the paper's: quped+ beats local training with the same gradient, local+",
         (("quped+-2bit", "local+-2bit"), ("quped+-1bit", "local+-1bit")),
     ),
@@ -89,8 +96,8 @@ class Evidence(NamedTuple):
         part = ""
         if len(claim.pairs) > 1:
             row, peer = ROWS[self.better], ROWS[self.worse]
-            alike = len({ROWS[worse].bits for _, worse in claim.pairs}) == 1
-            part = f", {peer.title}" if alike else f", {row.bits} bit{'s' * (row.bits > 1)}"
+            widths = {ROWS[worse].bits for _, worse in claim.pairs}
+            part = f", {peer.title}" if len(widths) == 1 else f", {row.bits} bit{'s' * (row.bits > 1)}"
         return f"{self.column.label}{part}{self.epochs}"
 
     def texts(self, claim: Claim) -> tuple[str, ...]:

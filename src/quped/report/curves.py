@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 OURS = {
     "quped": {FULL_PRECISION: "#08306b", 2: "#2171b5", 1: "#6baed6"},
+    "quped-tuned": {2: "#54278f"},
     "quped+": {2: "#006d2c", 1: "#41ab5d"},
     "centers": {2: "#08306b", 1: "#4292c6"},
     "centers+": {2: "#006d2c", 1: "#41ab5d"},
@@ -25,7 +26,7 @@ OURS = {
 """Drawn thick and solid; the fewer bits, the lighter."""
 
 PEERS = {
-    **{"local": "#e69138", "local+": "#7f6000", "fedavg": "#666666", "qupel": "#45818e"},
+    **{"local": "#e69138", "local+": "#7f6000", "local-tuned": "#b45f06", "fedavg": "#666666", "qupel": "#45818e"},
     **{"pfedme": "#a64d79", "perfedavg": "#cc0000", "fml": "#674ea7"},
     **{"quped-fixed": "#cc0000", "float": "#666666", "proxquant": "#cc0000", "binaryrelax": "#e69138"},
 }
