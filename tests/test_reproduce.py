@@ -105,7 +105,7 @@ def test_every_cell_is_a_valid_experiment_with_the_papers_hyperparameters() -> N
                 assert {group.bits for group in experiment.clients} == {row.bits}
                 assert bool(training.finetune_epochs) == (row.bits < 32)
             seen += 1
-    assert seen == sum(len(t.columns) * len(t.methods) for t in federated) == 128
+    assert seen == sum(len(t.columns) * len(t.methods) for t in federated) == 130
 
 
 def test_hyperparameters_that_depend_on_the_data_and_the_network() -> None:
