@@ -13,7 +13,9 @@ from quped.report.claims import CLAIMS, Evidence, evidence, markdown, values
 from quped.runs import write_json
 
 
-def record(folder: Path, table: str, method: str, seed: int, accuracy: float, epochs: int | None = None) -> None:
+def record(
+    folder: Path, table: str, method: str, seed: int, accuracy: float, epochs: int | None = None, data: str = "abc"
+) -> None:
     """Write the record of a run that was never made, in the last column of a table."""
     found = find_table(table)
     cell = Cell(found, found.columns[-1], method, seed, epochs)
@@ -21,7 +23,7 @@ def record(folder: Path, table: str, method: str, seed: int, accuracy: float, ep
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {
         **{"table": table, "column": cell.column.name, "method": method, "seed": seed, "config": cell.config},
-        **{"accuracy": {"mean": accuracy}, "curve": [], "epochs": epochs or cell.full_epochs, "data": "abc"},
+        **{"accuracy": {"mean": accuracy}, "curve": [], "epochs": epochs or cell.full_epochs, "data": data},
         **{"full_epochs": cell.full_epochs, "shortened": cell.shortened, "seconds": 1.0, "date": "", "versions": {}},
     }
     write_json(path, result)
@@ -91,6 +93,13 @@ def test_runs_of_equal_length_are_compared(tmp_path: Path) -> None:
     assert "| CIFAR-10, 1 bit [40 of 250 epochs] +3.00 |" in markdown(tmp_path)
     record(tmp_path, "cifar10-cnn1", "quped+-1bit", 0, 0.69)
     assert "| CIFAR-10, 1 bit -1.00 |" in markdown(tmp_path)
+
+
+def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
+    """Such as all of a data set, and an extract of it."""
+    record(tmp_path, "ag-news", "quped", 0, 0.85)
+    record(tmp_path, "ag-news", "fedavg", 0, 0.80, data="extract")
+    assert values(tmp_path) == []
 
 
 def test_clients_that_differ_have_a_claim_of_their_own(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from quped.experiments.paper import FIGURES
 from quped.experiments.table import ROWS, Column, Table, tables
-from quped.report.comparison import length, recorded, results
+from quped.report.comparison import length, made_from, recorded, results
 
 Verdict = Literal["holds", "level", "does not hold"]
 
@@ -134,7 +134,7 @@ def compared(table: Table, column: Column, better: str, worse: str, folder: Path
             {result["seed"]: result for result in results(table, column, method, epochs, there[epochs], folder)}
             for method, there in zip((better, worse), runs, strict=True)
         )
-        if seeds := sorted(a.keys() & b.keys()):
+        if seeds := [seed for seed in sorted(a.keys() & b.keys()) if made_from(a[seed]) == made_from(b[seed])]:
             differences = [100 * (a[seed]["accuracy"]["mean"] - b[seed]["accuracy"]["mean"]) for seed in seeds]
             theirs = FIGURES[table.name][column.name]
             known = better in theirs and worse in theirs

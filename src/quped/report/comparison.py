@@ -126,8 +126,13 @@ def alike(results: Sequence[Result]) -> list[Result]:
     """Return those that began with the same data or weights, of several such groups the largest: no mean is of two."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        groups.setdefault(result.get("data") or result.get("weights", ""), []).append(result)
+        groups.setdefault(made_from(result), []).append(result)
     return max(groups.values(), key=len, default=[])
+
+
+def made_from(result: Result) -> str:
+    """Return the checksum of the data, or the weights, that a run began with; nothing if its record does not tell."""
+    return str(result.get("data") or result.get("weights", ""))
 
 
 def recorded(column: Column, method: str, folder: Path) -> dict[int | None, set[int]]:
