@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from quped.cli import app
 from quped.errors import InvalidValueError
 from quped.experiments.table import ROWS, Cell, find_table, tables
-from quped.report.claims import CLAIMS, Evidence, evidence, markdown, values
+from quped.report.claims import CLAIMS, Evidence, evidence, known, markdown, values
 from quped.runs import write_json
 
 
@@ -58,7 +58,7 @@ def test_differences_at_equal_seeds(tmp_path: Path) -> None:
     assert found.paper == pytest.approx(98.89 - 98.65)
     # Mean 0.3, sample deviation 0.4 / sqrt 2.
     row = "| QuPeD in full precision beats FedAvg | MNIST, 4 classes +0.30 ± 0.28 (+0.24) |  |  |"
-    assert markdown(tmp_path).splitlines()[2:] == [row]
+    assert markdown(known(tmp_path)).splitlines()[2:] == [row]
 
 
 @pytest.mark.parametrize(
@@ -87,26 +87,26 @@ def test_runs_of_equal_length_are_compared(tmp_path: Path) -> None:
     record(tmp_path, "cifar10-cnn1", "quped+-1bit", 0, 0.68, epochs=40)
     record(tmp_path, "cifar10-cnn1", "quped+-1bit", 0, 0.60, epochs=20)
     record(tmp_path, "cifar10-cnn1", "quped-1bit", 0, 0.70)
-    assert values(tmp_path) == []
+    assert known(tmp_path) == []
     record(tmp_path, "cifar10-cnn1", "quped-1bit", 0, 0.61, epochs=20)
     record(tmp_path, "cifar10-cnn1", "quped-1bit", 0, 0.65, epochs=40)
-    assert "| CIFAR-10, 1 bit [40 of 250 epochs] +3.00 |" in markdown(tmp_path)
+    assert "| CIFAR-10, 1 bit [40 of 250 epochs] +3.00 |" in markdown(known(tmp_path))
     record(tmp_path, "cifar10-cnn1", "quped+-1bit", 0, 0.69)
-    assert "| CIFAR-10, 1 bit -1.00 |" in markdown(tmp_path)
+    assert "| CIFAR-10, 1 bit -1.00 |" in markdown(known(tmp_path))
 
 
 def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
     """Such as all of a data set, and an extract of it."""
     record(tmp_path, "ag-news", "quped", 0, 0.85)
     record(tmp_path, "ag-news", "fedavg", 0, 0.80, data="extract")
-    assert values(tmp_path) == []
+    assert known(tmp_path) == []
 
 
 def test_clients_that_differ_have_a_claim_of_their_own(tmp_path: Path) -> None:
     """QuPeD against local training there is not a row of full precision."""
     for method, accuracy in (("quped", 0.75), ("local", 0.72)):
         record(tmp_path, "heterogeneous", method, 0, accuracy)
-    (claim,) = values(tmp_path)
+    (claim,) = values(known(tmp_path))
     assert claim["claim"] == "Collaboration helps where networks and bit-widths differ"
     (found,) = claim["evidence"]
     assert found["differences"] == {0: 3.0}

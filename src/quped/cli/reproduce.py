@@ -86,9 +86,12 @@ def reproduce_command(
     if show_claims:
         if table or part:
             raise InvalidValueError("--claims stands alone, and is about all tables: only --out and --json go with it.")
-        tell_claims(console, out)
+        known = claims.known(out)
+        if not known:
+            raise InvalidValueError(f"There is nothing to compare in {out}: name the folder of the records with --out.")
+        tell_claims(console, known)
         if as_json:
-            print(json.dumps(claims.values(out), indent=2))
+            print(json.dumps(claims.values(known), indent=2))
         return
     if check or update:
         if table or part or as_json:
@@ -233,12 +236,9 @@ def needs(table: Table) -> list[str]:
     return [*sorted(data), *(["--warm-start FOLDER"] if any(column.recipe for column in table.columns) else [])]
 
 
-def tell_claims(console: Console, out: Path) -> None:
+def tell_claims(console: Console, known: claims.Known) -> None:
     """Show what the records say of the paper's claims."""
-    found = claims.known(out)
-    if not found:
-        raise InvalidValueError(f"There is nothing to compare in {out}: name the folder of the records with --out.")
-    for claim, some in found:
+    for claim, some in known:
         shown = RichTable(title=claim.words, title_justify="left")
         for i, name in enumerate(claims.HEADER):
             shown.add_column(name, justify="right" if 0 < i < 4 else "left", no_wrap=i > 0, overflow="fold")

@@ -145,24 +145,27 @@ def compared(table: Table, column: Column, better: str, worse: str, folder: Path
 
 HEADER = ("Where", "Difference", "Seeds", "Paper", "The claim")
 
+Known = list[tuple[Claim, list[Evidence]]]
+"""The claims that there are records about, each with what they say of it."""
 
-def markdown(folder: Path) -> str:
-    """Return the claims that there are records about as a table: where each has which verdict."""
+
+def known(folder: Path) -> Known:
+    """Return what the records in a folder say of the claims."""
+    found = ((claim, list(evidence(claim, folder))) for claim in CLAIMS)
+    return [(claim, some) for claim, some in found if some]
+
+
+def markdown(found: Known) -> str:
+    """Return the claims as a table: where each has which verdict."""
     lines: list[tuple[str, ...]] = [("Claim", "It holds", "Level", "It does not hold"), ("---",) * 4]
-    for claim, found in known(folder):
+    for claim, some in found:
         cells: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
-        for where, difference, _, paper, verdict in (e.texts(claim) for e in found):
+        for where, difference, _, paper, verdict in (e.texts(claim) for e in some):
             cells[verdict].append(f"{where} {difference}" + (f" ({paper})" if paper else ""))
         lines.append((claim.words, *("<br>".join(cell) for cell in cells.values())))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def values(folder: Path) -> list[dict[str, Any]]:
+def values(found: Known) -> list[dict[str, Any]]:
     """Return the claims, each with its evidence, as plain values."""
-    return [{"claim": claim.words, "evidence": [e.values() for e in found]} for claim, found in known(folder)]
-
-
-def known(folder: Path) -> list[tuple[Claim, list[Evidence]]]:
-    """Return the claims that there are records about."""
-    found = ((claim, list(evidence(claim, folder))) for claim in CLAIMS)
-    return [(claim, some) for claim, some in found if some]
+    return [{"claim": claim.words, "evidence": [e.values() for e in some]} for claim, some in found]

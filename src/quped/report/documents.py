@@ -31,5 +31,5 @@ def document(text: str, folder: Path) -> str:
             f"lines <!-- results: {missing[0]} --> and <!-- end -->."
         )
     if CLAIMS in blocks:
-        made[CLAIMS] = claims.markdown(folder)
+        made[CLAIMS] = claims.markdown(claims.known(folder))
     return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", text)
