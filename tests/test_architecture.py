@@ -14,7 +14,7 @@ ALLOWED = {
     "tree": {"typing"},
     "cache": set(),
     "stacking": set(),
-    "quant": {"native"},
+    "quant": {"native", "stacking"},
     "losses": set(),
     "native": {"cache", "stacking"},
     "models": {"native"},

@@ -73,7 +73,7 @@ def test_every_table_has_the_papers_figures() -> None:
     for name, found in tables().items():
         assert {column.name for column in found.columns} == set(FIGURES[name])
         for column in found.columns:
-            papers = [m for m in found.methods if "+" not in m and not ROWS[m].tuned]
+            papers = [m for m in found.methods if "+" not in m and not ROWS[m].tuned and not ROWS[m].together]
             assert list(FIGURES[name][column.name]) == papers
 
 
@@ -105,7 +105,7 @@ def test_every_cell_is_a_valid_experiment_with_the_papers_hyperparameters() -> N
                 assert {group.bits for group in experiment.clients} == {row.bits}
                 assert bool(training.finetune_epochs) == (row.bits < 32)
             seen += 1
-    assert seen == sum(len(t.columns) * len(t.methods) for t in federated) == 130
+    assert seen == sum(len(t.columns) * len(t.methods) for t in federated) == 142
 
 
 def test_hyperparameters_that_depend_on_the_data_and_the_network() -> None:
@@ -117,6 +117,12 @@ def test_hyperparameters_that_depend_on_the_data_and_the_network() -> None:
     (tuned,) = find_table("cifar10-cnn1").cells(["quped-2bit-tuned"], seeds=1)
     assert tuned.experiment.algorithm["quantization"] == {"lam": {"2": {"rate": 3e-6, "decay": 0.99}}}
     assert [g.bits for g in tuned.experiment.clients] == [2]
+    for name, epochs in (("cifar10-cnn1", 100), ("femnist-cnn1", 12), ("mnist", 20)):
+        table = find_table(name)
+        for cell in table.cells(["quped", "quped-2bit-together"], seeds=1):
+            assert cell.config["algorithm"]["together"] == (epochs if cell.method != "quped" else 0)
+        lam = cell.experiment.algorithm["quantization"]["lam"]  # the tuned one, where there is one
+        assert lam == (table.tuned_lam or table.lam)
     for found in tables().values():
         for cell in found.cells(seeds=1):
             if cell.recipe is None and cell.config["algorithm"]["name"] == "quped":
@@ -425,8 +431,8 @@ def test_many_curves_have_a_field_for_each_bit_width() -> None:
     run["curve"] = [{"epoch": 0, "accuracy": 0.8}, {"epoch": 1, "accuracy": 0.9}]
     femnist = find_table("femnist-cnn1")
     methods = [method for method in femnist.methods if "+" not in method]
-    widths = {"1bit": "1", "2bit": "2"}
-    found = [Line(method, widths.get(method.rpartition("-")[2], "FP"), [run], None) for method in methods]
+    widths = {1: "1", 2: "2", 32: "FP"}
+    found = [Line(method, widths[ROWS[method].bits], [run], None) for method in methods]
     for count, titles in ((len(found), ["full precision", "2 bits", "1 bit"]), (8, [""])):
         (part,) = Picture().subfigures(1, 1, squeeze=False).flat
         draw_column(part, femnist.columns[0], found[:count])

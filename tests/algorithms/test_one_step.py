@@ -34,7 +34,7 @@ from quped.algorithms.qupel import Shared as QuPeLShared
 from quped.errors import InvalidValueError
 from quped.losses import cross_entropy
 from quped.quant import Linear
-from quped.typing import Model, Params, Phase
+from quped.typing import Clock, Model, Params, Phase
 
 X = np.array([0.9, -0.4])
 W = np.array([0.3, 0.2])
@@ -152,6 +152,53 @@ def test_quped_step_by_hand(ratio: float) -> None:
     np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
     np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
     np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+
+
+def test_quped_together_by_hand() -> None:
+    """For t < together w_i steps along the cross-entropy with eta_1, and x_i and c_i are what begins at w_i."""
+    algorithm, t = QuPeD(lambda_p=LAMBDA_P, eta3_over_eta1=4.0, together=3.5, quantization=hyper()), task(X, W, bits=1)
+    start = learner(X, C)
+    work = algorithm.start(t, Global(model(W)), start, clock(3.0))
+    work, metrics = algorithm.step(t, work, (batch(),), clock(3.0))
+    w = W - LR * ce_gradient(W)
+    np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
+    expected_loss = -np.log(probabilities(W)[np.arange(4), batch().labels.numpy()]).mean()
+    assert float(metrics["loss"]) == pytest.approx(expected_loss, rel=1e-12)
+    kept, sent = algorithm.finish(t, work, batch(), clock(3.0))
+    np.testing.assert_array_equal(v(kept.x.params), v(work.w.params))
+    np.testing.assert_array_equal(kept.c["v"][0].numpy(), np.sort(v(work.w.params)))
+    np.testing.assert_array_equal(v(sent.w.params), v(work.w.params))
+    late = algorithm.init_personal(t, Global(model(C)))  # a client whose first round comes when w has learned already
+    np.testing.assert_array_equal(v(late.x.params), C)
+
+
+@pytest.mark.parametrize("now", [clock(4.0), clock(3.0, Phase.FINETUNE)])
+def test_quped_after_epochs_together_is_quped(now: Clock) -> None:
+    """From then on, and in fine-tuning in any case, each step is the paper's."""
+    t, found = task(X, W, bits=1), []
+    for together in (0.0, 3.5):
+        algorithm = QuPeD(lambda_p=LAMBDA_P, together=together, quantization=hyper())
+        work = algorithm.start(t, Global(model(W)), learner(X, C), now)
+        work, _ = algorithm.step(t, work, (batch(),), now)
+        kept, sent = algorithm.finish(t, work, batch(), now)
+        found.append([v(kept.x.params), kept.c["v"].numpy(), v(sent.w.params)])
+    for usual, after in zip(*found, strict=True):
+        np.testing.assert_array_equal(usual, after)
+
+
+def test_a_client_with_another_network_learns_beside_those_that_are_together() -> None:
+    """x_i and c_i take the paper's step, with w as it is; w_i learns from labels."""
+    t = task(X, W, bits=1)
+    other = replace(t, global_initial=Model({"v": torch.zeros(3)}, {}))
+    usual, algorithm = (QuPeD(lambda_p=LAMBDA_P, together=n, quantization=hyper()) for n in (0.0, 3.5))
+    works = [
+        a.step(t_, a.start(t_, Global(model(W)), learner(X, C), clock()), (batch(),), clock())[0]
+        for a, t_ in ((usual, t), (algorithm, other))
+    ]
+    kept, _ = algorithm.finish(other, works[1], batch(), clock())
+    np.testing.assert_array_equal(v(kept.x.params), v(works[0].learner.x.params))
+    np.testing.assert_array_equal(kept.c["v"].numpy(), works[0].learner.c["v"].numpy())
+    np.testing.assert_allclose(v(works[1].w.params), W - LR * ce_gradient(W), rtol=1e-12)
 
 
 FAR, BETWEEN = np.array([-0.1, 1.5]), np.array([0.5, -0.4])
@@ -333,6 +380,7 @@ def test_a_border_that_is_not_known_is_refused() -> None:
         (Quantization, {"sharpness": "10"}),
         (Quantization, {"straight_through": "false"}),
         (QuPeD, {"temperature": "1"}),
+        (QuPeD, {"together": "1"}),
         (QuPeD, {"quantization": 2}),
         (Local, {"quantization": 2}),
         (PFedMe, {"inner_steps": 2.0}),

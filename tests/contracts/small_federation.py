@@ -1,11 +1,12 @@
 """A federation that runs in a blink, for contracts that every algorithm must keep."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
-from quped import Client, Federation, Fit, tree
+from quped import Client, Federation, Fit, QuPeD, tree
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.fit import Progress
 
@@ -74,8 +75,8 @@ def assert_same(a: Fit, b: Fit) -> None:
 
 
 def algorithms() -> dict[str, Callable[[], AnyAlgorithm]]:
-    """Return every algorithm of the package."""
-    return dict(ALGORITHMS)
+    """Return every algorithm of the package, and QuPeD with epochs in which clients have one model."""
+    return {**ALGORITHMS, "quped-together": partial(QuPeD, together=3.0)}
 
 
 def fit(

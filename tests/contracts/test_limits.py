@@ -38,6 +38,20 @@ def test_quped_without_distillation_is_local_quantized_training() -> None:
             torch.testing.assert_close(value, together.models[name].params[key], rtol=0, atol=0)
 
 
+def test_quped_together_to_the_end_is_fedavg() -> None:
+    """One network for all, 32 bits, no epoch of one's own: the same global model, bit for bit."""
+    members = [replace(client, bits=32, model=Net) for client in clients(QuPeD())]
+    common, found = (
+        Federation(members, a, seed=3)
+        .fit(epochs=3, local_steps=2, batch_size=8, workers=0)
+        .global_module()
+        .state_dict()
+        for a in (FedAvg(), QuPeD(together=3.0))
+    )
+    for key, value in common.items():
+        assert torch.equal(value, found[key]), key
+
+
 def test_qupel_without_coupling_is_local_training() -> None:
     """lambda_p = 0: no pull to w."""
     members = clients(QuPeL())

@@ -1,19 +1,20 @@
 """QuPeD: Ozkara, Singh, Data and Diggavi, QuPeD: Quantized Personalization via Distillation with Applications to
 Federated Learning, 2021. Algorithm 2."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from quped import tree
 from quped.algorithms import alternating
 from quped.algorithms.alternating import Learner, Problem
 from quped.algorithms.base import Global, Meeting, Task, gradient, pullback, receive, send
 from quped.algorithms.quantization import Quantization
 from quped.errors import check, check_number, number
 from quped.losses import cross_entropy, distillation
-from quped.typing import Batch, Clock, Metrics, Model, Params
+from quped.typing import Batch, Clock, Metrics, Model, Params, Phase
 
 
 class Work(NamedTuple):
@@ -43,6 +44,9 @@ class QuPeD:
     two divergences, if x_i is quantized. Its weight decay grows in the same proportion."""
     temperature: float = 1.0
     """Temperature of the distillation."""
+    together: float = 0.0
+    """Beyond the paper: so many epochs at the start w learns from labels, as in FedAvg, and a client with the same
+    network has no other model than its w_i, from which x_i and c_i start then."""
     quantization: Quantization = field(default_factory=Quantization)
 
     name: ClassVar[str] = "quped"
@@ -56,14 +60,19 @@ class QuPeD:
         check_number("lambda_p of QuPeD", self.lambda_p, 0, 1)
         check_number("eta3_over_eta1 of QuPeD", self.eta3_over_eta1, 0)
         check(number(self.temperature) > 0, "temperature of QuPeD", "above 0", self.temperature)
+        check_number("together of QuPeD", self.together, 0)
+
+    def is_together(self, clock: Clock) -> bool:
+        """Say whether w learns from labels still."""
+        return clock.t < self.together and clock.phase is Phase.TRAIN
 
     def init_shared(self, task: Task) -> Global:
         """Start from the global network's weights."""
         return Global(task.global_initial)
 
     def init_personal(self, task: Task, shared: Global) -> Learner:
-        """Start from x^0 and c^0."""
-        return alternating.begin(task)
+        """Start from x^0 and c^0; after epochs together, from w."""
+        return starting_from(task, shared.w) if self.together and alike(task) else alternating.begin(task)
 
     def start(self, task: Task, shared: Global, personal: Learner, clock: Clock) -> Work:
         """w_i = w (line 6); x_i and c_i go on."""
@@ -83,20 +92,28 @@ class QuPeD:
             return (1 - self.lambda_p) * cross_entropy(logits, batch.labels) + self.lambda_p * kd
 
         problem = Problem(task, self.quantization, batch.inputs, loss, clock)
-        learner, value = alternating.step(problem, work.learner)
-        students = alternating.student_logits(problem, learner)
+        together = self.is_together(clock)
+        if together and alike(task):
+            learner, value = work.learner, cross_entropy(w_logits, batch.labels)
+        else:
+            learner, value = alternating.step(problem, work.learner)
+        students = [] if together else alternating.student_logits(problem, learner)
 
         def teaching(teacher: Tensor) -> tuple[Tensor, Params]:
+            if together:
+                return cross_entropy(teacher, batch.labels), {}
             kds = [distillation(teacher, s, trains="teacher", temperature=self.temperature) for s in students]
             return self.lambda_p * torch.stack(kds).sum(), {}
 
+        eta3 = clock.lr if together else clock.lr * self.eta3_over_eta1
         grads = pull_back(gradient(teaching, w_logits)[0])
-        params, velocity = task.sgd.step(w.params, grads, work.velocity, clock.lr * self.eta3_over_eta1)
+        params, velocity = task.sgd.step(w.params, grads, work.velocity, eta3)
         return Work(learner, Model(params, w_buffers), velocity), {"loss": value}
 
     def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Global]:
         """Keep x_i and c_i, send w_i (line 15)."""
-        return work.learner, send(work.w)
+        follows = self.is_together(clock) and alike(task)
+        return starting_from(task, work.w) if follows else work.learner, send(work.w)
 
     def combine(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i (line 16)."""
@@ -105,3 +122,17 @@ class QuPeD:
     def deploy(self, task: Task, shared: Global, personal: Learner) -> Model:
         """Q_ci(x_i) (line 19)."""
         return alternating.deployed(personal, self.quantization.border)
+
+
+def alike(task: Task) -> bool:
+    """Say whether a client's network has the parameters and buffers of the global one."""
+    ours, theirs = ({path: leaf.shape for path, leaf in tree.items(m)} for m in (task.initial, task.global_initial))
+    return ours == theirs
+
+
+def starting_from(task: Task, w: Model) -> Learner:
+    """Return x_i = w, with centers at the means of their weights.
+
+    Between the smallest and the largest weight, most of those of a network that has learned lie close together.
+    """
+    return alternating.begin(replace(task, initial=w, start="kmeans"))

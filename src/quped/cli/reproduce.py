@@ -74,7 +74,7 @@ def reproduce_command(
     """Run a table of the paper and show our numbers beside the paper's.
 
     What is done is skipped, and what was interrupted goes on, so a table can be spread over many calls. Methods
-    named with a plus, or tuned, are ours, not the paper's.
+    named with a plus, tuned or together are ours, not the paper's.
     """
     console = Console(quiet=as_json, highlight=False)
     if not console.is_terminal:
@@ -213,7 +213,7 @@ def show(console: Console, table: Table, found: Rows) -> None:
         console.print(shown)
     console.print(
         "Test accuracy in % after the last round, of clients their mean; ± standard deviation over seeds. "
-        "What has a +, or is tuned, is ours, not the paper's."
+        "What has a +, is tuned or first together is ours, not the paper's."
     )
 
 

@@ -67,7 +67,7 @@ def sound(result: Result, cell: Cell) -> bool:
 def as_written_today(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with the hyperparameters that came later, at the values that it had without them."""
     if config.get("algorithm", {}).get("name") == "quped":
-        return {**config, "algorithm": {"eta3_over_eta1": 1.0, **config["algorithm"]}}
+        return {**config, "algorithm": {"eta3_over_eta1": 1.0, "together": 0.0, **config["algorithm"]}}
     return config
 
 

@@ -31,7 +31,9 @@ class Row(NamedTuple):
     quantization: Mapping[str, bool] = {}
     """What differs from the paper's Algorithm 1."""
     tuned: bool = False
-    """Whether lambda(t) is one chosen on validation samples, not the paper's."""
+    """Whether lambda(t) is one chosen on validation samples, not the paper's, in a table that has one."""
+    together: bool = False
+    """Whether clients have one model in the epochs that the table names."""
 
 
 STRAIGHT = {"straight_through": True}
@@ -52,6 +54,9 @@ ROWS = {
     "quped+-1bit": Row("QuPeD +", "quped", 1, 3.9, STRAIGHT),
     "local-2bit-tuned": Row("Local training, lambda tuned", "local", 2, 2.2, tuned=True),
     "quped-2bit-tuned": Row("QuPeD, lambda tuned", "quped", 2, 3.8, tuned=True),
+    "quped-together": Row("QuPeD, first together", "quped", 32, 2, together=True),
+    "quped-2bit-together": Row("QuPeD, first together", "quped", 2, 2.7, tuned=True, together=True),
+    "quped-1bit-together": Row("QuPeD, first together", "quped", 1, 2.7, together=True),
     "qupel-2bit": Row("QuPeL", "qupel", 2, 2.3),
     "qupel-1bit": Row("QuPeL", "qupel", 1, 2.3),
     "pfedme": Row("pFedMe", "pfedme", 32, 5.5),
@@ -65,7 +70,7 @@ ROWS = {
     "centers+-1bit": Row("Algorithm 1 +", "centers+", 1, 2),
     "centers+-2bit": Row("Algorithm 1 +", "centers+", 2, 2),
 }
-"""By the name that the command line knows them by. Those with a +, and those that are tuned, are not the paper's."""
+"""By the name that the command line knows them by. Those with a +, tuned or together are not the paper's."""
 
 
 class Clients(Section):
@@ -114,6 +119,8 @@ class Table(Section):
     """lambda(t) by bit-width."""
     tuned_lam: dict[str, Any] = Field(default={})
     """lambda(t) by bit-width of the rows that are tuned."""
+    together: float = 0.0
+    """How many epochs the clients of rows with `together` have one model."""
     algorithms: dict[str, dict[str, Any]] = Field(default={})
     """Hyperparameters that differ from the defaults, by algorithm."""
     columns: tuple[Column, ...]
@@ -199,8 +206,10 @@ class Cell:
         for level in (self.table, column):
             options |= level.algorithms.get(row.algorithm, {})
         if kind.quantizes:
-            lam = self.table.tuned_lam if row.tuned else column.lam or self.table.lam
+            lam = (row.tuned and self.table.tuned_lam) or column.lam or self.table.lam
             options["quantization"] = {"lam": lam, **options.get("quantization", {}), **row.quantization}
+        if row.together:
+            options["together"] = self.table.together
         clients = [
             {"count": group.count, "model": group.model.model_dump(), "bits": group.bits or row.bits}
             for group in column.clients

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from quped.errors import InvalidValueError, check
 from quped.quant.quantizer import hard, midpoints
+from quped.stacking import stacked
 
 Start = Literal["range", "kmeans"]
 
@@ -25,7 +26,7 @@ def initial_centers(weights: Tensor, m: int, start: Start = "range", *, per_chan
     check(start in ("range", "kmeans"), "start of the centers", "'range' or 'kmeans'", start)
     rows = weights.detach().reshape(weights.shape[0] if per_channel and weights.dim() else 1, -1)
     low, high = rows.amin(1), rows.amax(1)
-    if bool((low == high).any()):
+    if not stacked() and bool((low == high).any()):  # where clients are stacked, no value can be asked for
         raise InvalidValueError(
             f"{m} centers cannot be placed among weights that are all {low[low == high][0]:g}: initialise the layer "
             "with random values, or leave it unquantized."
@@ -52,7 +53,7 @@ def kmeans(rows: Tensor, centers: Tensor) -> Tensor:
     """Run Lloyd's algorithm from the given centers and from evenly spaced quantiles; keep the better, row by row."""
     m, n = centers.shape[1], rows.shape[1]
     ordered = rows.sort(1).values
-    positions = ((torch.arange(m) + 0.5) / m * n).long().clamp_max(n - 1)
+    positions = ((torch.arange(m, device=rows.device) + 0.5) / m * n).long().clamp_max(n - 1)
     first, second = lloyd(ordered, centers), lloyd(ordered, ordered[:, positions])
     errors = [(rows - hard(rows, c)).square().sum(1) for c in (first, second)]
     return torch.where((errors[0] <= errors[1]).unsqueeze(1), first, second)
@@ -70,7 +71,7 @@ def lloyd(ordered: Tensor, centers: Tensor, iterations: int = 1000) -> Tensor:
         count, total = edges.diff(dim=1), running.gather(1, edges).diff(dim=1)
         means = (total / count.clamp_min(1)).to(centers.dtype)
         moved = torch.where(count > 0, means, centers).sort(1).values
-        if torch.equal(moved, centers):
+        if not stacked() and torch.equal(moved, centers):
             break
         centers = moved
     return centers

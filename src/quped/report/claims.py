@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from quped.algorithms import FULL_PRECISION
 from quped.experiments.paper import FIGURES
 from quped.experiments.table import ROWS, Column, Table, tables
 from quped.report.comparison import length, made_from, recorded, results
@@ -55,6 +56,14 @@ CLAIMS = (
         "Not the paper's: with lambda tuned, QuPeD beats local training", (("quped-2bit-tuned", "local-2bit-tuned"),)
     ),
     Claim(
+        "Not the paper's: first together, QuPeD is better",
+        (("quped-together", "quped"), ("quped-2bit-together", "quped-2bit"), ("quped-1bit-together", "quped-1bit")),
+    ),
+    Claim(
+        "Not the paper's: first together, QuPeD beats those that are ahead of it",
+        (("quped-together", "perfedavg"), ("quped-together", "fedavg")),
+    ),
+    Claim(
         "Not the paper's: quped+ beats local training with the same gradient, local+",
         (("quped+-2bit", "local+-2bit"), ("quped+-1bit", "local+-1bit")),
     ),
@@ -97,7 +106,7 @@ class Evidence(NamedTuple):
         if len(claim.pairs) > 1:
             row, peer = ROWS[self.better], ROWS[self.worse]
             widths = {ROWS[worse].bits for _, worse in claim.pairs}
-            part = f", {peer.title}" if len(widths) == 1 else f", {row.bits} bit{'s' * (row.bits > 1)}"
+            part = f", {peer.title}" if len(widths) == 1 else f", {bits(row.bits)}"
         return f"{self.column.label}{part}{self.epochs}"
 
     def texts(self, claim: Claim) -> tuple[str, ...]:
@@ -113,6 +122,11 @@ class Evidence(NamedTuple):
             "differences": dict(zip(self.seeds, (round(d, 4) for d in self.differences), strict=True)),
             **{"mean": round(self.mean, 4), "paper": self.paper, "verdict": self.verdict},
         }
+
+
+def bits(width: int) -> str:
+    """Return a bit-width as a person says it."""
+    return "full precision" if width == FULL_PRECISION else f"{width} bit{'s' * (width > 1)}"
 
 
 def evidence(claim: Claim, folder: Path) -> Iterator[Evidence]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 OURS = {
     "quped": {FULL_PRECISION: "#08306b", 2: "#2171b5", 1: "#6baed6"},
     "quped-tuned": {2: "#54278f"},
+    "quped-together": {FULL_PRECISION: "#7a0177", 2: "#c51b8a", 1: "#f768a1"},
     "quped+": {2: "#006d2c", 1: "#41ab5d"},
     "centers": {2: "#08306b", 1: "#4292c6"},
     "centers+": {2: "#006d2c", 1: "#41ab5d"},
