@@ -121,8 +121,6 @@ def test_hyperparameters_that_depend_on_the_data_and_the_network() -> None:
         table = find_table(name)
         for cell in table.cells(["quped", "quped-2bit-together"], seeds=1):
             assert cell.config["algorithm"]["together"] == (epochs if cell.method != "quped" else 0)
-        lam = cell.experiment.algorithm["quantization"]["lam"]  # the tuned one, where there is one
-        assert lam == (table.tuned_lam or table.lam)
     for found in tables().values():
         for cell in found.cells(seeds=1):
             if cell.recipe is None and cell.config["algorithm"]["name"] == "quped":

@@ -140,6 +140,7 @@ class Admission:
                 quantized=network.quantized if client.bits < FULL_PRECISION else (),
                 start=client.start,
                 per_channel=client.per_channel,
+                alike=distinction(network, self.meeting) is None,
             )
             if client.bits < FULL_PRECISION:
                 try:

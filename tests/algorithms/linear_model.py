@@ -32,7 +32,7 @@ def model(v: Array) -> Model:
 def task(x: Array, w: Array, bits: int = FULL_PRECISION, weight_decay: float = 0.0) -> Task:
     """Return a task in which personal and global network are this one."""
     quantized = ("v",) if bits < FULL_PRECISION else ()
-    return Task(network, model(x), network, model(w), bits, quantized, sgd=SGD(weight_decay))
+    return Task(network, model(x), network, model(w), bits, quantized, alike=True, sgd=SGD(weight_decay))
 
 
 def batch(inputs: Array = INPUTS, labels: NDArray[np.int64] = LABELS) -> Batch:

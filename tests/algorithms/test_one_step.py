@@ -172,11 +172,20 @@ def test_quped_together_by_hand() -> None:
     np.testing.assert_array_equal(v(late.x.params), C)
 
 
-@pytest.mark.parametrize("now", [clock(4.0), clock(3.0, Phase.FINETUNE)])
+@pytest.mark.parametrize(("bits", "centers"), [(1, [-4, 2.9375]), (2, [-4, 0.5, 2, 8])])
+def test_centers_start_anew_where_w_has_learned(bits: int, centers: list[float]) -> None:
+    """At the means of their weights; evenly spread they would be -4, 0, 4, 8. Of two, those of each sign."""
+    algorithm = QuPeD(together=1.0)
+    w = np.array([-4, 0.25, 0.5, 0.75, 1.75, 2, 2.25, 8, 8])
+    (found,) = algorithm.init_personal(task(X, W, bits=bits), Global(model(w))).c["v"].tolist()
+    assert found == pytest.approx(centers)
+
+
+@pytest.mark.parametrize("now", [clock(4.0), clock(3.0), clock(2.0, Phase.FINETUNE)])
 def test_quped_after_epochs_together_is_quped(now: Clock) -> None:
     """From then on, and in fine-tuning in any case, each step is the paper's."""
     t, found = task(X, W, bits=1), []
-    for together in (0.0, 3.5):
+    for together in (0.0, 3.0):
         algorithm = QuPeD(lambda_p=LAMBDA_P, together=together, quantization=hyper())
         work = algorithm.start(t, Global(model(W)), learner(X, C), now)
         work, _ = algorithm.step(t, work, (batch(),), now)
@@ -189,7 +198,7 @@ def test_quped_after_epochs_together_is_quped(now: Clock) -> None:
 def test_a_client_with_another_network_learns_beside_those_that_are_together() -> None:
     """x_i and c_i take the paper's step, with w as it is; w_i learns from labels."""
     t = task(X, W, bits=1)
-    other = replace(t, global_initial=Model({"v": torch.zeros(3)}, {}))
+    other = replace(t, alike=False)
     usual, algorithm = (QuPeD(lambda_p=LAMBDA_P, together=n, quantization=hyper()) for n in (0.0, 3.5))
     works = [
         a.step(t_, a.start(t_, Global(model(W)), learner(X, C), clock()), (batch(),), clock())[0]

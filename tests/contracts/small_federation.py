@@ -76,7 +76,7 @@ def assert_same(a: Fit, b: Fit) -> None:
 
 def algorithms() -> dict[str, Callable[[], AnyAlgorithm]]:
     """Return every algorithm of the package, and QuPeD with epochs in which clients have one model."""
-    return {**ALGORITHMS, "quped-together": partial(QuPeD, together=3.0)}
+    return {**ALGORITHMS, "quped-together": partial(QuPeD, together=2.0)}
 
 
 def fit(

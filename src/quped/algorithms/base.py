@@ -6,7 +6,7 @@ random numbers: engines do. Its state is four NamedTuples of its own:
 | state    | held by                                | in QuPeD            |
 |----------|----------------------------------------|---------------------|
 | Shared   | the server; broadcast every round      | w                   |
-| Personal | one client; persists; never leaves it  | x_i, c_i            |
+| Personal | one client; persists; stays with it    | x_i, c_i            |
 | Work     | one client for one round               | x_i, c_i, w_i       |
 | Payload  | client to server; float tensors only   | w_i                 |
 """
@@ -80,6 +80,8 @@ class Task:
     """Names of the tensors of `network` that are quantized when `bits` < 32."""
     start: Start = "range"
     per_channel: bool = False
+    alike: bool = False
+    """Whether the client's network is the global one, but for its weights."""
     sgd: SGD = SGD()
 
 

@@ -7,7 +7,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from quped import tree
 from quped.algorithms import alternating
 from quped.algorithms.alternating import Learner, Problem
 from quped.algorithms.base import Global, Meeting, Task, gradient, pullback, receive, send
@@ -33,8 +32,8 @@ class QuPeD:
     f^KD(x, w) = D_KL(s(w) || s(x)).
 
     x_i and c_i by Algorithm 1, then w_i <- w_i - eta_3 lambda_p grad_w (f^KD(x_i, w_i) + f^KD(Q~_ci(x_i), w_i)), with
-    eta_3 a multiple of eta_1; w <- mean of w_i. w never sees a label. A client with 32 bits has no second term in
-    either bracket.
+    eta_3 a multiple of eta_1; w <- mean of w_i. w never sees a label (but see `together`). A client with 32 bits
+    has no second term in either bracket.
     """
 
     lambda_p: float = 0.25
@@ -45,8 +44,9 @@ class QuPeD:
     temperature: float = 1.0
     """Temperature of the distillation."""
     together: float = 0.0
-    """Beyond the paper: so many epochs at the start w learns from labels, as in FedAvg, and a client with the same
-    network has no other model than its w_i, from which x_i and c_i start then."""
+    """Beyond the paper: while t is below this, w learns from labels, as in FedAvg, and a client with its network has no
+    other model than w_i. x_i starts from the w_i of the last such round in which it took part, or from w if there was
+    none, with new centers."""
     quantization: Quantization = field(default_factory=Quantization)
 
     name: ClassVar[str] = "quped"
@@ -72,7 +72,7 @@ class QuPeD:
 
     def init_personal(self, task: Task, shared: Global) -> Learner:
         """Start from x^0 and c^0; after epochs together, from w."""
-        return starting_from(task, shared.w) if self.together and alike(task) else alternating.begin(task)
+        return starting_from(task, shared.w) if self.together and task.alike else alternating.begin(task)
 
     def start(self, task: Task, shared: Global, personal: Learner, clock: Clock) -> Work:
         """w_i = w (line 6); x_i and c_i go on."""
@@ -93,7 +93,7 @@ class QuPeD:
 
         problem = Problem(task, self.quantization, batch.inputs, loss, clock)
         together = self.is_together(clock)
-        if together and alike(task):
+        if together and task.alike:
             learner, value = work.learner, cross_entropy(w_logits, batch.labels)
         else:
             learner, value = alternating.step(problem, work.learner)
@@ -112,7 +112,7 @@ class QuPeD:
 
     def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Global]:
         """Keep x_i and c_i, send w_i (line 15)."""
-        follows = self.is_together(clock) and alike(task)
+        follows = self.is_together(clock) and task.alike
         return starting_from(task, work.w) if follows else work.learner, send(work.w)
 
     def combine(self, shared: Global, mean: Global) -> Global:
@@ -124,15 +124,9 @@ class QuPeD:
         return alternating.deployed(personal, self.quantization.border)
 
 
-def alike(task: Task) -> bool:
-    """Say whether a client's network has the parameters and buffers of the global one."""
-    ours, theirs = ({path: leaf.shape for path, leaf in tree.items(m)} for m in (task.initial, task.global_initial))
-    return ours == theirs
-
-
 def starting_from(task: Task, w: Model) -> Learner:
-    """Return x_i = w, with centers at the means of their weights.
+    """Return x_i = w, with centers at the means of their weights; of two centers, those of each sign.
 
-    Between the smallest and the largest weight, most of those of a network that has learned lie close together.
+    Evenly between the smallest and the largest weight, most weights of a network that has learned lie between two.
     """
-    return alternating.begin(replace(task, initial=w, start="kmeans"))
+    return alternating.begin(replace(task, initial=w, start="range" if task.bits == 1 else "kmeans"))

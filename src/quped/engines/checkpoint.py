@@ -64,9 +64,9 @@ def load(
     try:
         states = {}
         for number, clients in enumerate(info["groups"]):
+            template = algorithm.init_personal(players[clients[0]].task, shared)
+            prefix = f"{number}-personal"
             for row, client in enumerate(clients):
-                template = algorithm.init_personal(players[client].task, shared)
-                prefix = f"{number}-personal"
                 leaves = {path: tensors[path][row] for path, _ in tree.items(template, prefix)}
                 states[client] = tree.unflatten(template, leaves, prefix)
         shared = tree.unflatten(shared, tensors, "shared")

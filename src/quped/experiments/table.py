@@ -31,7 +31,7 @@ class Row(NamedTuple):
     quantization: Mapping[str, bool] = {}
     """What differs from the paper's Algorithm 1."""
     tuned: bool = False
-    """Whether lambda(t) is one chosen on validation samples, not the paper's, in a table that has one."""
+    """Whether lambda(t) is one chosen on validation samples, not the paper's."""
     together: bool = False
     """Whether clients have one model in the epochs that the table names."""
 
@@ -55,7 +55,7 @@ ROWS = {
     "local-2bit-tuned": Row("Local training, lambda tuned", "local", 2, 2.2, tuned=True),
     "quped-2bit-tuned": Row("QuPeD, lambda tuned", "quped", 2, 3.8, tuned=True),
     "quped-together": Row("QuPeD, first together", "quped", 32, 2, together=True),
-    "quped-2bit-together": Row("QuPeD, first together", "quped", 2, 2.7, tuned=True, together=True),
+    "quped-2bit-together": Row("QuPeD, first together", "quped", 2, 2.7, together=True),
     "quped-1bit-together": Row("QuPeD, first together", "quped", 1, 2.7, together=True),
     "qupel-2bit": Row("QuPeL", "qupel", 2, 2.3),
     "qupel-1bit": Row("QuPeL", "qupel", 1, 2.3),
@@ -206,7 +206,7 @@ class Cell:
         for level in (self.table, column):
             options |= level.algorithms.get(row.algorithm, {})
         if kind.quantizes:
-            lam = (row.tuned and self.table.tuned_lam) or column.lam or self.table.lam
+            lam = self.table.tuned_lam if row.tuned else column.lam or self.table.lam
             options["quantization"] = {"lam": lam, **options.get("quantization", {}), **row.quantization}
         if row.together:
             options["together"] = self.table.together

@@ -60,8 +60,8 @@ CLAIMS = (
         (("quped-together", "quped"), ("quped-2bit-together", "quped-2bit"), ("quped-1bit-together", "quped-1bit")),
     ),
     Claim(
-        "Not the paper's: first together, QuPeD beats those that are ahead of it",
-        (("quped-together", "perfedavg"), ("quped-together", "fedavg")),
+        "Not the paper's: first together, QuPeD in full precision beats its peers",
+        tuple(("quped-together", peer) for peer in ("perfedavg", "fml", "pfedme", "fedavg")),
     ),
     Claim(
         "Not the paper's: quped+ beats local training with the same gradient, local+",
