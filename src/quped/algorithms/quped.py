@@ -92,22 +92,21 @@ class QuPeD:
             return (1 - self.lambda_p) * cross_entropy(logits, batch.labels) + self.lambda_p * kd
 
         problem = Problem(task, self.quantization, batch.inputs, loss, clock)
-        together = self.is_together(clock)
-        if together and task.alike:
-            learner, value = work.learner, cross_entropy(w_logits, batch.labels)
+        if self.is_together(clock):
+            by_logits, value, _ = gradient(lambda logits: (cross_entropy(logits, batch.labels), {}), w_logits)
+            learner, value = (work.learner, value) if task.alike else alternating.step(problem, work.learner)
+            eta3 = clock.lr
         else:
             learner, value = alternating.step(problem, work.learner)
-        students = [] if together else alternating.student_logits(problem, learner)
+            students = alternating.student_logits(problem, learner)
 
-        def teaching(teacher: Tensor) -> tuple[Tensor, Params]:
-            if together:
-                return cross_entropy(teacher, batch.labels), {}
-            kds = [distillation(teacher, s, trains="teacher", temperature=self.temperature) for s in students]
-            return self.lambda_p * torch.stack(kds).sum(), {}
+            def teaching(teacher: Tensor) -> tuple[Tensor, Params]:
+                kds = [distillation(teacher, s, trains="teacher", temperature=self.temperature) for s in students]
+                return self.lambda_p * torch.stack(kds).sum(), {}
 
-        eta3 = clock.lr if together else clock.lr * self.eta3_over_eta1
-        grads = pull_back(gradient(teaching, w_logits)[0])
-        params, velocity = task.sgd.step(w.params, grads, work.velocity, eta3)
+            by_logits = gradient(teaching, w_logits)[0]
+            eta3 = clock.lr * self.eta3_over_eta1
+        params, velocity = task.sgd.step(w.params, pull_back(by_logits), work.velocity, eta3)
         return Work(learner, Model(params, w_buffers), velocity), {"loss": value}
 
     def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Global]:

@@ -6,10 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from quped.algorithms import FULL_PRECISION
 from quped.experiments.paper import FIGURES
 from quped.experiments.table import ROWS, Column, Table, tables
-from quped.report.comparison import length, made_from, recorded, results
+from quped.report.comparison import BITS, bits, length, made_from, recorded, results
 
 Verdict = Literal["holds", "level", "does not hold"]
 
@@ -106,7 +105,7 @@ class Evidence(NamedTuple):
         if len(claim.pairs) > 1:
             row, peer = ROWS[self.better], ROWS[self.worse]
             widths = {ROWS[worse].bits for _, worse in claim.pairs}
-            part = f", {peer.title}" if len(widths) == 1 else f", {bits(row.bits)}"
+            part = f", {peer.title}" if len(widths) == 1 else f", {BITS[bits(row.bits)]}"
         return f"{self.column.label}{part}{self.epochs}"
 
     def texts(self, claim: Claim) -> tuple[str, ...]:
@@ -122,11 +121,6 @@ class Evidence(NamedTuple):
             "differences": dict(zip(self.seeds, (round(d, 4) for d in self.differences), strict=True)),
             **{"mean": round(self.mean, 4), "paper": self.paper, "verdict": self.verdict},
         }
-
-
-def bits(width: int) -> str:
-    """Return a bit-width as a person says it."""
-    return "full precision" if width == FULL_PRECISION else f"{width} bit{'s' * (width > 1)}"
 
 
 def evidence(claim: Claim, folder: Path) -> Iterator[Evidence]:

@@ -14,6 +14,14 @@ from quped.experiments.table import ROWS, Cell, Column, Table, tables
 
 HEADER = ("Method", "Bits", "Ours", "Seeds", "Paper", "Difference")
 
+BITS = {"FP": "full precision", "2": "2 bits", "1": "1 bit", "mixed": "mixed bits"}
+"""What a line of a table says of bits, in words."""
+
+
+def bits(width: int) -> str:
+    """Return a bit-width as a line of a table has it."""
+    return "FP" if width == FULL_PRECISION else str(width)
+
 
 class Line(NamedTuple):
     """A method in a column of a table."""
@@ -106,9 +114,8 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None) -> lis
         for n in [wanted] if epochs is not None else [None, *shortened]:
             if there := results(table, column, method, n, seeds.get(n, set()), folder):
                 widths = {group.bits or ROWS[method].bits for group in column.clients} or {ROWS[method].bits}
-                width = min(widths)
-                bits = "mixed" if len(widths) > 1 else "FP" if width == FULL_PRECISION else str(width)
-                found.append(Line(method, bits, there, FIGURES[table.name][column.name].get(method)))
+                told = "mixed" if len(widths) > 1 else bits(min(widths))
+                found.append(Line(method, told, there, FIGURES[table.name][column.name].get(method)))
                 if n is None:
                     break
     return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from quped.algorithms import FULL_PRECISION
 from quped.experiments.table import ROWS, Column
-from quped.report.comparison import Line, Rows, shown
+from quped.report.comparison import BITS, Line, Rows, shown
 from quped.report.picture import write
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ MARKS = {"FP": "o", "2": "s", "1": "^", "mixed": "D"}
 
 SHAPES = {"FP": "o", "2": "□", "1": "△", "mixed": "◇"}
 """The same, as letters."""
-
-BITS = {"FP": "full precision", "2": "2 bits", "1": "1 bit", "mixed": "mixed bits"}
 
 CROWDED = 8
 """More curves than this cannot be told apart in one field."""
@@ -149,7 +147,7 @@ def look(method: str) -> tuple[str, str]:
 
 def label(line: Line, floor: float) -> str:
     """Return a line of the legend; it tells of a curve that was in the picture and left it."""
-    bits = "" if line.bits in ("FP", "mixed") else f", {line.bits} bit{'s' if line.bits != '1' else ''}"
+    bits = "" if line.bits in ("FP", "mixed") else f", {BITS[line.bits]}"
     paper = "" if line.paper is None else f" (paper {line.paper.mean:.2f})"
     y = curve(line)[1]
     seen = next((i for i, value in enumerate(y) if value >= floor), len(y))
