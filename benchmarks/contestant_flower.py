@@ -11,7 +11,7 @@ from flwr.simulation import run_simulation
 from torch import nn
 from turns import LOAD, LR, PROCESSES, WEIGHT_DECAY, take_turns
 
-from quped.bench import plain_cnn1
+from quped._bench import plain_cnn1
 from quped.data import TensorSamples
 
 MANY = 1_000_000

@@ -16,7 +16,7 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, distributed, nn
 from turns import LOAD, LR, WEIGHT_DECAY, take_turns
 
-from quped.bench import plain_cnn1
+from quped._bench import plain_cnn1
 
 NEVER = 1_000_000
 """Rounds: more than there are turns."""

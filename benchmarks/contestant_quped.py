@@ -4,8 +4,8 @@ from contextlib import closing
 
 from turns import LOAD, PROCESSES, take_turns
 
+from quped._bench import engine, play
 from quped.algorithms import FedAvg
-from quped.bench import engine, play
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from quped.bench import sgemm_peak
-from quped.centralized.training import Recipe, one_epoch, prepare
+from quped._bench import sgemm_peak
 from quped.data import Samples, Subset
+from quped.experiments.train import Recipe, one_epoch, prepare
 
 METHODS = ("float", "proxquant", "binaryrelax", "centers")
 TURNS, STEPS = 7, 4

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from quped.bench import Load
+from quped._bench import Load
 
 PROCESSES = 2
 """Of each contestant, one thread each."""

@@ -28,8 +28,8 @@ def measure(method: str) -> dict[str, float]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    from quped._bench import Load, engine, play
     from quped.algorithms import FedAvg, QuPeD
-    from quped.bench import Load, engine, play
 
     torch.set_num_threads(1)
     load = Load(clients=4)

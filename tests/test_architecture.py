@@ -13,17 +13,17 @@ ALLOWED = {
     "rng": set(),
     "tree": {"typing"},
     "cache": set(),
-    "stacking": set(),
-    "quant": {"native", "stacking"},
+    "entering_vmap": set(),
+    "quant": {"native", "entering_vmap"},
     "losses": set(),
-    "native": {"cache", "stacking"},
+    "native": {"cache", "entering_vmap"},
     "models": {"native"},
     "data": {"cache"},
     "runs": set(),
     "evaluate": {"data"},
     "centralized": {"data", "evaluate", "models", "quant", "runs"},
-    "algorithms": {"quant", "losses", "stacking"},
-    "engines": {"algorithms", "data", "evaluate", "native", "runs", "stacking"},
+    "algorithms": {"quant", "losses", "entering_vmap"},
+    "engines": {"algorithms", "data", "evaluate", "native", "runs", "entering_vmap"},
     "fit": {"models", "runs"},
     "admission": {"algorithms", "data", "models", "quant"},
     "federation": {"admission", "algorithms", "data", "engines", "fit", "models", "quant", "runs"},
@@ -95,7 +95,7 @@ def test_no_arrow_that_nobody_uses() -> None:
 
 def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:
     """An algorithm is pure: the engine gives it its batches, and keeps its state."""
-    banned = {"random", "os", "pathlib", "io", "numpy", "time", "quped.rng"}
+    banned = {"random", "os", "pathlib", "io", "numpy", "time", "quped._rng"}
     for path in (ROOT / "algorithms").glob("*.py"):
         assert not imports(path) & banned, path
         assert len(path.read_text().splitlines()) <= 260, f"{path} has outgrown a reader's patience"

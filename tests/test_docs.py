@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from helpers.small_federation import Net, assert_same, clients
 from safetensors.torch import load_file
-from small_federation import Net, assert_same, clients
 
-from quped import FedAvg, Federation, Linear, Quantization
+from quped import FedAvg, Federation, LinearSchedule, Quantization
+from quped._rng import torch_seeded
 from quped.algorithms import ALGORITHMS
 from quped.experiments.schema import validate
-from quped.rng import torch_seeded
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -28,7 +28,7 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     found = re.search(r"'phone': ([\d.]+)", printed)
     assert found is not None
     assert float(found[1]) > 0.6
-    assert "Linear(in_features=16" in printed
+    assert "LinearSchedule(in_features=16" in printed
 
 
 def test_the_tutorial_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_hyperparameters_are_told_as_they_are() -> None:
         assert told == values
     quantization = tomllib.loads(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[-1])["algorithm"]["quantization"]
     assert quantization.keys() == {field.name for field in fields(Quantization)}
-    schedules = {int(bits): Linear(**schedule) for bits, schedule in quantization.pop("lam").items()}
+    schedules = {int(bits): LinearSchedule(**schedule) for bits, schedule in quantization.pop("lam").items()}
     assert Quantization(**quantization, lam=schedules) == Quantization()
 
 
@@ -143,9 +143,9 @@ def test_functions_named_in_the_paper_page_exist() -> None:
     text = (ROOT / "docs" / "paper.md").read_text()
     places = {
         "quant": "quped.quant",
-        "losses": "quped.losses",
-        "alternating": "quped.algorithms.alternating",
-        "engines": "quped.engines",
+        "losses": "quped._losses",
+        "alternating": "quped.algorithms._algorithm1",
+        "engines": "quped.simulation.engines",
         "QuPeD": "quped.algorithms.quped",
     }
     found = 0

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quped import evaluate
 from quped.data import TensorSamples
-from quped.typing import Model, Params
+from quped.typing import ModelState, Params
 
 
 def network(params: Params, buffers: Params, inputs: tuple[Tensor, ...], *, train: bool) -> tuple[Tensor, Params]:
@@ -24,5 +24,5 @@ def test_every_sample_counts_once(count: int, monkeypatch: pytest.MonkeyPatch) -
     rng = np.random.default_rng(count)
     scores, labels = rng.normal(size=(count, 3)), rng.integers(3, size=count)
     samples = TensorSamples(torch.tensor(scores), torch.tensor(labels))
-    found = evaluate.accuracy(network, Model({}, {}), samples)
+    found = evaluate.accuracy(network, ModelState({}, {}), samples)
     assert found == pytest.approx((scores.argmax(1) == labels).mean())

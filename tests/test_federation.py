@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_federation import CLASSES, Net, assert_same, samples, values, wide_net
+from helpers.small_federation import CLASSES, Net, assert_same, samples, values, wide_net
 from torch import nn
 
 from quped import Client, FedAvg, Federation, Local, PFedMe, Progress, QuPeD, QupedError
-from quped.admission import ModelSource
+from quped._rng import torch_seeded
 from quped.data import TensorSamples
-from quped.rng import torch_seeded
+from quped.simulation.validation import ModelSource
 from quped.typing import Batch
 
 
@@ -78,7 +78,7 @@ def test_sizes_are_counted_exactly() -> None:
 def test_per_channel_centers_are_one_row_per_channel() -> None:
     """Each output channel has its own values, and pays for them."""
     fit = Federation([client(bits=1, per_channel=True)], Local()).fit(epochs=3)
-    weights = fit.models["phone"].params["middle.weight"]
+    weights = fit.models["phone"].state.params["middle.weight"]
     assert max(len(values(row)) for row in weights) <= 2
     assert len(values(weights)) > 2
     shared = Federation([client(bits=1)], Local()).fit(epochs=1)
@@ -87,8 +87,8 @@ def test_per_channel_centers_are_one_row_per_channel() -> None:
 
 def test_named_parameters_are_quantized() -> None:
     """`quantize` replaces the default choice."""
-    fit = Federation([client(bits=2, quantize=["last.weight"], start="kmeans")], Local()).fit(epochs=3)
-    params = fit.models["phone"].params
+    fit = Federation([client(bits=2, quantize=["last.weight"], init_centers="kmeans")], Local()).fit(epochs=3)
+    params = fit.models["phone"].state.params
     assert len(values(params["last.weight"])) <= 4
     assert len(values(params["middle.weight"])) > 4
 
@@ -100,7 +100,7 @@ def test_a_module_can_be_given_and_stays_untouched() -> None:
     fit = Federation([client(model=module)], Local()).fit(epochs=1, lr=1e-6)
     for key, value in module.state_dict().items():
         assert torch.equal(value, before[key])
-    torch.testing.assert_close(fit.models["phone"].params["first.weight"], before["first.weight"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(fit.models["phone"].state.params["first.weight"], before["first.weight"], atol=1e-4, rtol=0)
 
 
 def test_numpy_arrays_and_own_samples_are_data() -> None:
@@ -110,7 +110,7 @@ def test_numpy_arrays_and_own_samples_are_data() -> None:
     own = TensorSamples(inputs, labels)
     a = Federation([client(train=arrays)], Local()).fit(epochs=2)
     b = Federation([client(train=own)], Local()).fit(epochs=2)
-    assert torch.equal(a.models["phone"].params["first.weight"], b.models["phone"].params["first.weight"])
+    assert torch.equal(a.models["phone"].state.params["first.weight"], b.models["phone"].state.params["first.weight"])
 
 
 def test_pytorch_data_sets_are_data(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_pytorch_data_sets_are_data(tmp_path: Path) -> None:
         assert_same(noisy.fit(epochs=2, workers=workers, checkpoints=tmp_path), first)
     assert_same(noisy.fit(epochs=2, workers=1), first)
     both = Federation([client(name, train=Noisy(items)) for name in "ab"], QuPeD())
-    stacked, inline = both.fit(epochs=2, device="cpu"), both.fit(epochs=2, workers=0)
-    assert stacked.curve[-1].loss == pytest.approx(inline.curve[-1].loss)
+    under_vmap, inline = both.fit(epochs=2, device="cpu"), both.fit(epochs=2, workers=0)
+    assert under_vmap.curve[-1].loss == pytest.approx(inline.curve[-1].loss)
     with pytest.raises(AssertionError):
         assert_same(first, pair)
 
@@ -158,7 +158,7 @@ def test_a_fit_tells_what_was_asked_for() -> None:
         epochs=6, lr=0.2, momentum=0.9, local_steps=1, workers=0
     )
     assert {report.name: report.quantized for report in fit.clients} == {"phone": ("middle.weight",), "b": ()}
-    told = json.loads(json.dumps(fit.result()))
+    told = json.loads(json.dumps(fit.to_dict()))
     assert told["hyperparameters"]["lambda_p"] == 0.5
     assert told["hyperparameters"]["quantization"]["sharpness"] == "inf"
     assert told["training"].items() >= {"lr": 0.2, "momentum": 0.9, "steps_per_epoch": 1, "finetune_epochs": 1}.items()
@@ -185,7 +185,7 @@ def test_how_good_the_global_model_is_on_the_clients_own_samples() -> None:
     w = fit.global_module()
     by_hand = [float((w(inputs).argmax(1) == labels).float().mean()) for inputs, labels in tests.values()]
     assert fit.global_accuracy == pytest.approx(sum(by_hand) / 2)
-    assert fit.result()["global_accuracy"] == fit.global_accuracy
+    assert fit.to_dict()["global_accuracy"] == fit.global_accuracy
     shared = Federation(members, FedAvg(), seed=3).fit(epochs=2, workers=0)
     assert shared.global_accuracy == pytest.approx(sum(shared.accuracy.values()) / 2)
     assert Federation(members, Local(), seed=3).fit(epochs=1, workers=0).global_accuracy is None
@@ -195,8 +195,8 @@ def test_the_models_of_a_fit_are_its_own() -> None:
     """Under FedAvg all clients have one model, but not one tensor: who changes his changes no other."""
     federation = Federation([client(), client("b")], FedAvg())
     fit = federation.fit(epochs=1, workers=0)
-    fit.models["phone"].params["last.weight"].zero_()
-    assert bool(fit.models["b"].params["last.weight"].any())
+    fit.models["phone"].state.params["last.weight"].zero_()
+    assert bool(fit.models["b"].state.params["last.weight"].any())
     assert bool(fit.global_module().get_parameter("last.weight").any())
 
 
@@ -238,7 +238,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.rand(seed + 1)
         fit = Federation([client(bits=2)], QuPeD(), seed=seed).fit(epochs=2)
-        return fit.models["phone"].params["first.weight"]
+        return fit.models["phone"].state.params["first.weight"]
 
     torch.manual_seed(1)
     first = weights(0)
@@ -269,7 +269,7 @@ def test_dropout_is_reproducible() -> None:
 
     def learned(workers: int) -> list[torch.Tensor]:
         found = Federation(members, Local()).fit(epochs=2, batch_size=20, workers=workers)
-        return [found.models[name].params["0.weight"] for name in ("phone", "tablet")]
+        return [found.models[name].state.params["0.weight"] for name in ("phone", "tablet")]
 
     first = learned(0)
     assert all(torch.equal(a, b) for workers in (0, 2) for a, b in zip(first, learned(workers), strict=True))
@@ -486,7 +486,7 @@ def test_numbers_may_be_numpys() -> None:
         for whole, number in kinds
     ]
     assert_same(fits[0], fits[1])
-    told = [json.loads(json.dumps(fit.result())) for fit in fits]
+    told = [json.loads(json.dumps(fit.to_dict())) for fit in fits]
     assert all(told[0][key] == told[1][key] for key in ("seed", "epochs", "rounds", "hyperparameters", "training"))
 
 
@@ -577,7 +577,7 @@ def test_lists_and_numpy_integers_are_as_good() -> None:
     """[inputs, labels], and a bit-width out of an array."""
     fit = Federation([client(train=list(samples(0, 20)), bits=np.int64(2))], Local()).fit(epochs=1, workers=0)
     assert fit.clients[0].bits == 2
-    json.dumps(fit.result())
+    json.dumps(fit.to_dict())
 
 
 def test_frozen_parameters_stay_and_count() -> None:

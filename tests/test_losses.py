@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quped.losses import cross_entropy, distillation
+from quped._losses import cross_entropy, distillation
 
 Array = NDArray[np.float64]
 Side = Literal["teacher", "student", "both"]

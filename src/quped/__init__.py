@@ -1,30 +1,34 @@
-"""quped: federated learning in which every device gets its own, compressed model.
+"""quped: personalized federated learning with learned low-bit weights.
 
 >>> from quped import Client, Federation, QuPeD
 """
 
-from quped.admission import Client
 from quped.algorithms import FML, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
+from quped.client import Client
 from quped.errors import InterruptedRunError, QupedError
 from quped.federation import Federation
-from quped.fit import Evaluation, Fit, Progress
-from quped.quant import Linear
+from quped.quant import LinearSchedule
+from quped.result import ClientResult, Evaluation, FitResult
+from quped.simulation import Observer, Round, TrainingOptions
 
 __all__ = [
     "FML",
     "Client",
+    "ClientResult",
     "Evaluation",
     "FedAvg",
     "Federation",
-    "Fit",
+    "FitResult",
     "InterruptedRunError",
-    "Linear",
+    "LinearSchedule",
     "Local",
+    "Observer",
     "PFedMe",
     "PerFedAvg",
-    "Progress",
     "QuPeD",
     "QuPeL",
     "Quantization",
     "QupedError",
+    "Round",
+    "TrainingOptions",
 ]

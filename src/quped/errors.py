@@ -66,7 +66,7 @@ def check_whole(what: str, value: object, low: int, high: float = math.inf) -> N
     check(is_whole(value) and low <= number(value) <= high, what, f"a whole number {rule}", value)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a sentence that suggests the known word nearest to `word`, and lists all of them."""
     names = sorted(known)
     if not names:

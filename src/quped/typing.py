@@ -13,7 +13,7 @@ Metrics = dict[str, Tensor]
 """0-dim tensors by name, one value per step."""
 
 
-class Model(NamedTuple):
+class ModelState(NamedTuple):
     """The tensors of one network that change: what is trained, and what is not, such as BatchNorm statistics."""
 
     params: Params

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from linear_model import (
+from helpers.linear_model import (
     INPUTS,
     LR,
     ONE_HOT,
@@ -22,19 +22,31 @@ from linear_model import (
     kd_gradient_teacher,
     model,
     probabilities,
-    task,
+    spec,
 )
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quped.algorithms import FML, SGD, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL, Task, alternating
-from quped.algorithms.alternating import Learner, Problem
+from quped._losses import cross_entropy
+from quped.algorithms import (
+    FML,
+    SGD,
+    ClientSpec,
+    FedAvg,
+    Local,
+    PerFedAvg,
+    PFedMe,
+    Quantization,
+    QuPeD,
+    QuPeL,
+    _algorithm1,
+)
+from quped.algorithms._algorithm1 import Learner, Problem
 from quped.algorithms.base import Global
 from quped.algorithms.qupel import Shared as QuPeLShared
 from quped.errors import InvalidValueError
-from quped.losses import cross_entropy
-from quped.quant import Linear
-from quped.typing import Clock, Model, Params, Phase
+from quped.quant import LinearSchedule
+from quped.typing import Clock, ModelState, Params, Phase
 
 X = np.array([0.9, -0.4])
 W = np.array([0.3, 0.2])
@@ -51,9 +63,9 @@ def v(params: Params) -> Array:
 DECAY, MOMENTUM = 0.1, 0.5
 
 
-def rolling_task() -> Task:
-    """Return a task in full precision whose SGD has weight decay and momentum."""
-    return replace(task(X, W), sgd=SGD(DECAY, MOMENTUM))
+def rolling_task() -> ClientSpec:
+    """Return a spec in full precision whose SGD has weight decay and momentum."""
+    return replace(spec(X, W), sgd=SGD(DECAY, MOMENTUM))
 
 
 class Rolling:
@@ -75,12 +87,18 @@ def learner(x: Array, c: Array | None) -> Learner:
     return Learner(model(x), centers, {}, {})
 
 
-def hyper(eta2: float = ETA2, sharpness: float = math.inf, clip: float = 10.0) -> Quantization:
+def hyper(eta2: float = ETA2, sharpness: float = math.inf, center_grad_clip: float = 10.0) -> Quantization:
     """Return hyperparameters with lambda(t) = 0.02 t, and weights that belong to the nearest center."""
-    return Quantization(eta2=eta2, lam={1: Linear(LAMBDA_RATE)}, sharpness=sharpness, clip=clip, border="middle")
+    return Quantization(
+        eta2=eta2,
+        lam={1: LinearSchedule(LAMBDA_RATE)},
+        sharpness=sharpness,
+        center_grad_clip=center_grad_clip,
+        assignment="nearest",
+    )
 
 
-CLIP = 0.05
+CENTER_GRAD_CLIP = 0.05
 """Which cuts the gradients of this file."""
 
 
@@ -114,20 +132,22 @@ def mixed(student: Array, teacher: Array) -> Array:
 
 def test_local_full_precision_is_sgd_with_weight_decay() -> None:
     """x - lr (grad + wd x)."""
-    work, _ = Local().step(task(X, W, weight_decay=0.1), learner(X, None), (batch(),), clock())
+    work, _ = Local().step(spec(X, W, weight_decay=0.1), learner(X, None), (batch(),), clock())
     np.testing.assert_allclose(v(work.x.params), X - LR * (ce_gradient(X) + 0.1 * X), rtol=1e-12)
 
 
 @pytest.mark.parametrize("bits", [1, 2])
-@pytest.mark.parametrize("clip", [10.0, CLIP])
-def test_local_quantized_is_algorithm_1(bits: int, clip: float) -> None:
+@pytest.mark.parametrize("center_grad_clip", [10.0, CENTER_GRAD_CLIP])
+def test_local_quantized_is_algorithm_1(bits: int, center_grad_clip: float) -> None:
     """Lines 2 to 5 of Algorithm 1 with P = infinity, the lambda of the bit-width, and the gradient by centers cut."""
-    quantization = replace(hyper(clip=clip), lam={3 - bits: Linear(9.0), bits: Linear(LAMBDA_RATE)})
-    work, metrics = Local(quantization).step(task(X, W, bits=bits), learner(X, C), (batch(),), clock())
+    quantization = replace(
+        hyper(center_grad_clip=center_grad_clip), lam={3 - bits: LinearSchedule(9.0), bits: LinearSchedule(LAMBDA_RATE)}
+    )
+    work, metrics = Local(quantization).step(spec(X, W, bits=bits), learner(X, C), (batch(),), clock())
     x = soft_threshold(X - LR * ce_gradient(X), C)
     h = by_centers(ce_gradient(C[nearest(x, C)]), x, C)
-    assert (np.abs(h) > CLIP).any()
-    h = np.clip(h, -clip, clip)
+    assert (np.abs(h) > CENTER_GRAD_CLIP).any()
+    h = np.clip(h, -center_grad_clip, center_grad_clip)
     c = C - ETA2 * h + LAM * ETA2 / 2 * center_pull(x, C)
     np.testing.assert_allclose(v(work.x.params), x, rtol=1e-12)
     np.testing.assert_allclose(work.c["v"][0].numpy(), c, rtol=1e-12)
@@ -138,8 +158,8 @@ def test_local_quantized_is_algorithm_1(bits: int, clip: float) -> None:
 @pytest.mark.parametrize("ratio", [1.0, 4.0])
 def test_quped_step_by_hand(ratio: float) -> None:
     """Lines 9 to 13 of Algorithm 2 with P = infinity: x, then c at the new x, then w at both, with eta_3."""
-    algorithm = QuPeD(lambda_p=LAMBDA_P, eta3_over_eta1=ratio, quantization=hyper())
-    t = task(X, W, bits=1)
+    algorithm = QuPeD(lambda_p=LAMBDA_P, global_lr_ratio=ratio, quantization=hyper())
+    t = spec(X, W, bits=1)
     work = algorithm.start(t, Global(model(W)), learner(X, C), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
 
@@ -156,7 +176,10 @@ def test_quped_step_by_hand(ratio: float) -> None:
 
 def test_quped_together_by_hand() -> None:
     """For t < together w_i steps along the cross-entropy with eta_1, and x_i and c_i are what begins at w_i."""
-    algorithm, t = QuPeD(lambda_p=LAMBDA_P, eta3_over_eta1=4.0, together=3.5, quantization=hyper()), task(X, W, bits=1)
+    algorithm, t = (
+        QuPeD(lambda_p=LAMBDA_P, global_lr_ratio=4.0, warmup_epochs=3.5, quantization=hyper()),
+        spec(X, W, bits=1),
+    )
     start = learner(X, C)
     work = algorithm.start(t, Global(model(W)), start, clock(3.0))
     work, metrics = algorithm.step(t, work, (batch(),), clock(3.0))
@@ -175,18 +198,18 @@ def test_quped_together_by_hand() -> None:
 @pytest.mark.parametrize(("bits", "centers"), [(1, [-4, 2.9375]), (2, [-4, 0.5, 2, 8])])
 def test_centers_start_anew_where_w_has_learned(bits: int, centers: list[float]) -> None:
     """At the means of their weights; evenly spread they would be -4, 0, 4, 8. Of two, those of each sign."""
-    algorithm = QuPeD(together=1.0)
+    algorithm = QuPeD(warmup_epochs=1.0)
     w = np.array([-4, 0.25, 0.5, 0.75, 1.75, 2, 2.25, 8, 8])
-    (found,) = algorithm.init_personal(task(X, W, bits=bits), Global(model(w))).c["v"].tolist()
+    (found,) = algorithm.init_personal(spec(X, W, bits=bits), Global(model(w))).c["v"].tolist()
     assert found == pytest.approx(centers)
 
 
 @pytest.mark.parametrize("now", [clock(4.0), clock(3.0), clock(2.0, Phase.FINETUNE)])
 def test_quped_after_epochs_together_is_quped(now: Clock) -> None:
     """From then on, and in fine-tuning in any case, each step is the paper's."""
-    t, found = task(X, W, bits=1), []
+    t, found = spec(X, W, bits=1), []
     for together in (0.0, 3.0):
-        algorithm = QuPeD(lambda_p=LAMBDA_P, together=together, quantization=hyper())
+        algorithm = QuPeD(lambda_p=LAMBDA_P, warmup_epochs=together, quantization=hyper())
         work = algorithm.start(t, Global(model(W)), learner(X, C), now)
         work, _ = algorithm.step(t, work, (batch(),), now)
         kept, sent = algorithm.finish(t, work, batch(), now)
@@ -197,9 +220,9 @@ def test_quped_after_epochs_together_is_quped(now: Clock) -> None:
 
 def test_a_client_with_another_network_learns_beside_those_that_are_together() -> None:
     """x_i and c_i take the paper's step, with w as it is; w_i learns from labels."""
-    t = task(X, W, bits=1)
-    other = replace(t, alike=False)
-    usual, algorithm = (QuPeD(lambda_p=LAMBDA_P, together=n, quantization=hyper()) for n in (0.0, 3.5))
+    t = spec(X, W, bits=1)
+    other = replace(t, has_global_network=False)
+    usual, algorithm = (QuPeD(lambda_p=LAMBDA_P, warmup_epochs=n, quantization=hyper()) for n in (0.0, 3.5))
     works = [
         a.step(t_, a.start(t_, Global(model(W)), learner(X, C), clock()), (batch(),), clock())[0]
         for a, t_ in ((usual, t), (algorithm, other))
@@ -217,8 +240,8 @@ FAR, BETWEEN = np.array([-0.1, 1.5]), np.array([0.5, -0.4])
 @pytest.mark.parametrize("straight_through", [False, True])
 def test_with_the_border_at_zero_weights_belong_to_the_center_of_their_sign(straight_through: bool) -> None:
     """In both steps of Algorithm 1, in what w learns from, in what is deployed, and when weights are hardened."""
-    quantization = replace(hyper(), border="zero", straight_through=straight_through)
-    algorithm, t = QuPeD(lambda_p=LAMBDA_P, quantization=quantization), task(BETWEEN, W, bits=1)
+    quantization = replace(hyper(), assignment="sign", straight_through=straight_through)
+    algorithm, t = QuPeD(lambda_p=LAMBDA_P, quantization=quantization), spec(BETWEEN, W, bits=1)
     start = learner(BETWEEN, FAR)
     assert list(nearest(BETWEEN, FAR)) == [0, 0]
     np.testing.assert_array_equal(v(algorithm.deploy(t, Global(model(W)), start).params), FAR[::-1])
@@ -242,7 +265,7 @@ def test_with_the_border_at_zero_weights_belong_to_the_center_of_their_sign(stra
 
 def test_hardened_weights_stay_with_centers_that_leave_their_sign() -> None:
     """In fine-tuning a center may pass 0: the border goes back to the middle, and no weight changes its center."""
-    algorithm, t = Local(replace(hyper(), border="zero")), task(BETWEEN, W, bits=1)
+    algorithm, t = Local(replace(hyper(), assignment="sign")), spec(BETWEEN, W, bits=1)
     centers = np.array([0.1, 1.5])
     on = learner(centers[::-1].copy(), centers)
     work = algorithm.start(t, algorithm.init_shared(t), on, clock(phase=Phase.FINETUNE))
@@ -273,7 +296,7 @@ def test_quped_step_with_a_finite_p() -> None:
     """With the soft quantizer, x also gets the gradient through Q~, and c that of the sigmoid."""
     p = 4.0
     algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper(sharpness=p))
-    t = task(X, W, bits=1)
+    t = spec(X, W, bits=1)
     work = algorithm.start(t, Global(model(W)), learner(X, C), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
 
@@ -310,7 +333,7 @@ def two_half_steps(x: Array, g: Callable[[Array], Array], decay: float = 0.0) ->
 def test_quped_plus_step_by_hand(start: Array) -> None:
     """Two half steps, at x and straight through at Q_c(x); then the prox of x; then c with the second gradient."""
     algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=replace(hyper(), straight_through=True))
-    t = task(start, W, bits=1, weight_decay=0.3)
+    t = spec(start, W, bits=1, weight_decay=0.3)
     work = algorithm.start(t, Global(model(W)), learner(start, C), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
 
@@ -335,7 +358,7 @@ def test_the_crossing_example_crosses() -> None:
 def test_straight_through_with_fixed_centers_and_momentum() -> None:
     """x takes both half steps with one velocity, the centers none."""
     quantization = replace(hyper(), straight_through=True, update_centers=False)
-    t = replace(task(X, W, bits=1), sgd=SGD(0.0, 0.5))
+    t = replace(spec(X, W, bits=1), sgd=SGD(0.0, 0.5))
     rolling = learner(X, C)._replace(velocity={"v": torch.tensor([0.2, -0.4], dtype=torch.float64)})
     work, _ = Local(quantization).step(t, rolling, (batch(),), clock())
     velocity = 0.5 * np.array([0.2, -0.4]) + ce_gradient(X)
@@ -349,14 +372,14 @@ def test_straight_through_with_fixed_centers_and_momentum() -> None:
 def test_straight_through_a_penalty_counts_in_both_half_steps() -> None:
     """As much as it does in one whole step."""
     problem = Problem(
-        task(X, W, bits=1),
+        spec(X, W, bits=1),
         replace(hyper(), straight_through=True),
         batch().inputs,
         partial(cross_entropy, labels=batch().labels),
         clock(),
     )
     penalty = np.array([0.3, -0.2])
-    stepped, _ = alternating.step(problem, learner(X, C), {"v": torch.tensor(penalty)})
+    stepped, _ = _algorithm1.step(problem, learner(X, C), {"v": torch.tensor(penalty)})
     first = X - LR / 2 * (ce_gradient(X) + penalty)
     at_q = ce_gradient(C[nearest(first, C)])
     np.testing.assert_allclose(v(stepped.x.params), soft_threshold(first - LR / 2 * (at_q + penalty), C), rtol=1e-12)
@@ -368,7 +391,7 @@ def test_straight_through_a_penalty_counts_in_both_half_steps() -> None:
 def test_a_full_precision_client_of_quped_plus_takes_whole_steps() -> None:
     """In a federation with bit-widths of many kinds."""
     quantization = replace(hyper(), straight_through=True)
-    work, _ = Local(quantization).step(task(X, W), learner(X, None), (batch(),), clock())
+    work, _ = Local(quantization).step(spec(X, W), learner(X, None), (batch(),), clock())
     np.testing.assert_allclose(v(work.x.params), X - LR * ce_gradient(X), rtol=1e-12)
     with pytest.raises(InvalidValueError, match="infinite with straight_through"):
         Quantization(straight_through=True, sharpness=10.0)
@@ -385,11 +408,11 @@ def test_a_border_that_is_not_known_is_refused() -> None:
     ("kind", "wrong"),
     [
         (Quantization, {"eta2": "a"}),
-        (Quantization, {"clip": None}),
+        (Quantization, {"center_grad_clip": None}),
         (Quantization, {"sharpness": "10"}),
         (Quantization, {"straight_through": "false"}),
         (QuPeD, {"temperature": "1"}),
-        (QuPeD, {"together": "1"}),
+        (QuPeD, {"warmup_epochs": "1"}),
         (QuPeD, {"quantization": 2}),
         (Local, {"quantization": 2}),
         (PFedMe, {"inner_steps": 2.0}),
@@ -402,7 +425,9 @@ def test_hyperparameters_that_are_no_numbers_are_refused(kind: Callable[..., obj
         kind(**wrong)
 
 
-@pytest.mark.parametrize("lam", [1e-4, {}, {1: 1e-4}, {"1": Linear(1e-4)}, {9: Linear(1e-4)}, Linear(1e-4)])
+@pytest.mark.parametrize(
+    "lam", [1e-4, {}, {1: 1e-4}, {"1": LinearSchedule(1e-4)}, {9: LinearSchedule(1e-4)}, LinearSchedule(1e-4)]
+)
 def test_lambda_is_a_schedule_for_each_bit_width(lam: Any) -> None:
     """Anything else is told at once, with an example."""
     with pytest.raises(InvalidValueError, match=r"lam must be schedules by bit-width, such as \{1: Linear\("):
@@ -411,8 +436,10 @@ def test_lambda_is_a_schedule_for_each_bit_width(lam: Any) -> None:
 
 def test_unquantized_parameters_learn_from_both_passes_straight_through() -> None:
     """A parameter without centers has a true gradient of f(Q_c(x)), and gets it."""
-    t = task(X, W, bits=1)
-    free = Learner(Model({**model(X).params, "u": torch.zeros((), dtype=torch.float64)}, {}), learner(X, C).c, {}, {})
+    t = spec(X, W, bits=1)
+    free = Learner(
+        ModelState({**model(X).params, "u": torch.zeros((), dtype=torch.float64)}, {}), learner(X, C).c, {}, {}
+    )
     network = t.network
 
     def shifted(params: Params, buffers: Params, inputs: tuple[Tensor, ...], *, train: bool) -> tuple[Tensor, Params]:
@@ -431,18 +458,18 @@ def test_unquantized_parameters_learn_from_both_passes_straight_through() -> Non
     assert float(work.x.params["u"]) == pytest.approx(u, rel=1e-12)
 
 
-@pytest.mark.parametrize("clip", [10.0, CLIP])
-def test_quped_fine_tuning_moves_weights_with_their_centers(clip: float) -> None:
+@pytest.mark.parametrize("center_grad_clip", [10.0, CENTER_GRAD_CLIP])
+def test_quped_fine_tuning_moves_weights_with_their_centers(center_grad_clip: float) -> None:
     """In the last phase weights sit on centers, only centers learn, and w learns from both equal students."""
-    algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper(clip=clip))
-    t, late = task(X, W, bits=1), clock(phase=Phase.FINETUNE)
+    algorithm = QuPeD(lambda_p=LAMBDA_P, quantization=hyper(center_grad_clip=center_grad_clip))
+    t, late = spec(X, W, bits=1), clock(phase=Phase.FINETUNE)
     work = algorithm.start(t, Global(model(W)), learner(X, C), late)
     a = nearest(X, C)
     np.testing.assert_array_equal(v(work.learner.x.params), C[a])
     work, _ = algorithm.step(t, work, (batch(),), late)
     h = by_centers(mixed(C[a], W), X, C)
-    assert (np.abs(h) > CLIP).any()
-    c = C - ETA2 * np.clip(h, -clip, clip)
+    assert (np.abs(h) > CENTER_GRAD_CLIP).any()
+    c = C - ETA2 * np.clip(h, -center_grad_clip, center_grad_clip)
     w = W - 2 * LR * LAMBDA_P * kd_gradient_teacher(W, c[a])
     np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
     np.testing.assert_array_equal(v(work.learner.x.params), work.learner.c["v"][0].numpy()[a])
@@ -451,7 +478,7 @@ def test_quped_fine_tuning_moves_weights_with_their_centers(clip: float) -> None
 
 def test_fine_tuning_keeps_the_assignment_when_centers_cross() -> None:
     """A weight follows its center past another one; afterwards centers are sorted again."""
-    t, late = task(X, W, bits=1), clock(phase=Phase.FINETUNE)
+    t, late = spec(X, W, bits=1), clock(phase=Phase.FINETUNE)
     close = np.array([0.1, 0.100001])
     algorithm = Local(hyper(eta2=1.0))
     work = algorithm.start(t, algorithm.init_shared(t), learner(np.array([0.0, 1.0]), close), late)
@@ -464,7 +491,7 @@ def test_fine_tuning_keeps_the_assignment_when_centers_cross() -> None:
 
 def test_fedavg_step() -> None:
     """w - lr (grad + wd w)."""
-    t = task(X, W, weight_decay=0.1)
+    t = spec(X, W, weight_decay=0.1)
     algorithm = FedAvg()
     work = algorithm.start(t, Global(model(W)), algorithm.init_personal(t, Global(model(W))), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
@@ -528,7 +555,7 @@ def test_fml_step_is_simultaneous() -> None:
 def test_qupel_step() -> None:
     """Algorithm 1 with lambda_p (x - w) in the gradient of x, then w toward the new x."""
     algorithm = QuPeL(lambda_p=0.2, eta3=0.5, quantization=hyper())
-    t = task(X, W, bits=1)
+    t = spec(X, W, bits=1)
     work = algorithm.start(t, QuPeLShared(model(W).params), learner(X, C), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
     x = soft_threshold(X - LR * (ce_gradient(X) + 0.2 * (X - W)), C)
@@ -570,7 +597,7 @@ def test_the_gradient_helpers_agree_with_finite_differences() -> None:
 def test_temperature_softens_the_distillation() -> None:
     """At T = 2, x's gradient of T^2 D_KL(s(w/T) || s(x/T)) is T (s(x/T) - s(w/T)) by its logits; w's likewise."""
     algorithm = QuPeD(lambda_p=1.0, temperature=2.0)
-    t = task(X, W)
+    t = spec(X, W)
     work = algorithm.start(t, Global(model(W)), learner(X, None), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
     x = X - LR * 2 * by_v(probabilities(X / 2) - probabilities(W / 2))
@@ -581,9 +608,9 @@ def test_temperature_softens_the_distillation() -> None:
 def test_centers_start_where_the_task_says() -> None:
     """`start` reaches the centers: k-means instead of the range."""
     weights = np.array([0.0, 0.1, 0.2, 5.0])
-    t = replace(task(weights, W, bits=1), start="kmeans")
-    np.testing.assert_allclose(alternating.begin(t).c["v"][0].numpy(), [0.1, 5.0], rtol=1e-12)
-    np.testing.assert_allclose(alternating.begin(task(weights - 1, W, bits=1)).c["v"][0].numpy(), [-0.9, 4.0])
+    t = replace(spec(weights, W, bits=1), init_centers="kmeans")
+    np.testing.assert_allclose(_algorithm1.begin(t).c["v"][0].numpy(), [0.1, 5.0], rtol=1e-12)
+    np.testing.assert_allclose(_algorithm1.begin(spec(weights - 1, W, bits=1)).c["v"][0].numpy(), [-0.9, 4.0])
 
 
 def network_with_bias(
@@ -598,8 +625,8 @@ def test_unquantized_parameters_in_fine_tuning(momentum: float) -> None:
     """They take SGD steps with weight decay, momentum and QuPeL's penalty, two steps in a row."""
     decay, pull, late = 0.1, 0.2, clock(phase=Phase.FINETUNE)
     start, bias, shared = C[nearest(X, C)], np.array([0.3, -0.1]), np.array([0.5, 0.5])
-    x = Model({"v": torch.tensor(start), "b": torch.tensor(bias)}, {})
-    t = Task(network_with_bias, x, network_with_bias, x, 1, ("v",), sgd=SGD(decay, momentum))
+    x = ModelState({"v": torch.tensor(start), "b": torch.tensor(bias)}, {})
+    t = ClientSpec(network_with_bias, x, network_with_bias, x, 1, ("v",), sgd=SGD(decay, momentum))
     algorithm = QuPeL(lambda_p=pull, eta3=0.0, quantization=hyper(eta2=0.0))
     personal = Learner(x, {"v": torch.tensor(C).unsqueeze(0)}, {}, t.sgd.init(x.params))
     work = algorithm.start(t, QuPeLShared(x.params | {"b": torch.tensor(shared)}), personal, late)

@@ -3,15 +3,25 @@
 import numpy as np
 import torch
 
-from quped.data import DATASETS, TensorSamples
+from quped.data import TensorSamples
 from quped.data.batches import draw, stream
+from quped.data.datasets import DATASETS
 
 DATA = TensorSamples(torch.arange(10.0), torch.arange(10))
 
 
-def drawn(round_: int, *, draws: int = 1, seed: int = 0, client: str = "a") -> list[list[int]]:
+def drawn(round_: int, *, batches_per_step: int = 1, seed: int = 0, client: str = "a") -> list[list[int]]:
     """Return the labels of each batch of a round of 3 steps."""
-    steps = draw(DATA, seed=seed, client=client, round_=round_, first=3 * round_, steps=3, batch_size=4, draws=draws)
+    steps = draw(
+        DATA,
+        seed=seed,
+        client=client,
+        round_=round_,
+        first=3 * round_,
+        steps=3,
+        batch_size=4,
+        batches_per_step=batches_per_step,
+    )
     return [batch.labels.tolist() for step in steps for batch in step]
 
 
@@ -31,7 +41,7 @@ def test_rounds_can_be_drawn_in_any_order() -> None:
 
 def test_draws_of_a_step_are_independent() -> None:
     """The first draw is that of an algorithm with one draw; the second is another permutation."""
-    both = drawn(0, draws=2)
+    both = drawn(0, batches_per_step=2)
     assert both[::2] == drawn(0)
     assert both[1::2] != drawn(0)
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from quped.data import store
-from quped.data.cifar10 import CIFAR10, MEAN, STD
-from quped.data.femnist import FEMNIST
-from quped.data.fetch import fetch
-from quped.data.images import ImageSamples
-from quped.data.mnist import MNIST
-from quped.data.recipe import Recipe
-from quped.data.scheme import split
+from quped.data.datasets.cifar10 import CIFAR10, MEAN, STD
+from quped.data.datasets.femnist import FEMNIST
+from quped.data.datasets.images import ImageSamples
+from quped.data.datasets.mnist import MNIST
+from quped.data.download import store
+from quped.data.download.fetch import fetch
+from quped.data.download.recipe import Recipe
+from quped.data.partition import split
 
 pytestmark = pytest.mark.download
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-import raw_files
 from conftest import Server
 from filelock import FileLock
+from helpers import raw_files
 
 from quped.data import cifar10, mnist, store
-from quped.data.fetch import fetch
-from quped.data.recipe import About, Layout, Recipe, Route
-from quped.data.sources import Files, Npm, Url
+from quped.data.download.fetch import fetch
+from quped.data.download.recipe import About, Layout, Recipe, Route
+from quped.data.download.sources import Files, Npm, Url
 from quped.errors import DataError
 
 FILES = raw_files.mnist_files()
@@ -129,7 +129,7 @@ def test_what_is_stored_is_found_in_a_folder_that_cannot_be_written(
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("quped.data.fetch.alone", refused)
+    monkeypatch.setattr("quped.data.download.fetch.alone", refused)
     assert "already in" in said(recipe())
     check_stored(recipe(), cache)
 
@@ -329,9 +329,9 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 from quped.data import mnist
-from quped.data.fetch import fetch
-from quped.data.recipe import Layout
-from quped.data.sources import Url
+from quped.data.download.fetch import fetch
+from quped.data.download.recipe import Layout
+from quped.data.download.sources import Url
 
 urls = tuple(Url(*pair.split("|")) for pair in sys.argv[1:])
 fetch(replace(mnist.MNIST, layouts=(Layout(mnist.FILES, mnist.decode, (urls,)),)), None, print)

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import raw_files
 import torch
+from helpers import raw_files
 
 from quped.data import ag_news, cifar10, femnist, idx, mnist
-from quped.data.sources import Files
+from quped.data.download.sources import Files
 from quped.errors import DataError
 
 SMALL = 6

@@ -10,7 +10,7 @@ import torch
 
 from quped.data import Subset, store
 from quped.data.batches import draw
-from quped.data.images import PAD, ImageSamples, flipped_and_shifted
+from quped.data.datasets.images import PAD, ImageSamples, flipped_and_shifted
 
 IMAGES = torch.randint(1, 256, (40, 3, 12, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 MEAN, STD = (0.5, 0.25, 0.125), (0.5, 0.25, 0.5)
@@ -72,7 +72,9 @@ def test_augmentation_comes_from_seed_client_and_round(make: Make) -> None:
     data = Subset(make(True), torch.zeros(20, dtype=torch.long))
 
     def drawn(seed: int, client: str, round_: int) -> torch.Tensor:
-        batches = draw(data, seed=seed, client=client, round_=round_, first=2 * round_, steps=2, batch_size=5, draws=1)
+        batches = draw(
+            data, seed=seed, client=client, round_=round_, first=2 * round_, steps=2, batch_size=5, batches_per_step=1
+        )
         return torch.cat([batch.inputs[0] for (batch,) in batches])
 
     assert torch.equal(drawn(1, "a", 3), drawn(1, "a", 3))

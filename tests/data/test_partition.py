@@ -5,11 +5,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from quped._rng import generator
 from quped.data import Dataset, TensorSamples
-from quped.data.partition import Share, by_classes, by_dirichlet, by_writer, iid
-from quped.data.scheme import split
+from quped.data.partition import Share, by_classes, by_dirichlet, by_writer, iid, split
 from quped.errors import DataError, InvalidValueError
-from quped.rng import generator
 
 CIFAR10 = [5000] * 10, [1000] * 10
 MNIST = (

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quped.cache import cache_folder
-from quped.data import store
+from quped._cache import cache_folder
+from quped.data.download import store
 from quped.errors import DataError
 
 TENSORS = {"pixels": torch.arange(6000, dtype=torch.uint8).reshape(20, 300), "labels": torch.arange(20)}

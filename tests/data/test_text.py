@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quped.data import Subset, store, text
-from quped.data.text import TextSamples
+from quped.data.datasets.text import TextSamples
 from quped.models.text import TextClassifier
 
 

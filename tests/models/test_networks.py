@@ -9,7 +9,7 @@ from torch import nn
 from quped.errors import NetworkError, QupedError
 from quped.models import CNN, FunctionalNetwork, ResNet, TextClassifier, cnn1, cnn2, mlp, quantizable, resnet
 from quped.models.resnet import Block
-from quped.typing import Model
+from quped.typing import ModelState
 
 SHAPES = [(3, 32, 32), (1, 28, 28), (1, 8, 8)]
 
@@ -260,7 +260,7 @@ def test_module_gives_back_an_ordinary_module() -> None:
     original = WithState()
     network = FunctionalNetwork(original)
     params = {k: torch.full_like(v, 0.5) for k, v in network.initial.params.items()}
-    module = network.module(Model(params, network.initial.buffers))
+    module = network.module(ModelState(params, network.initial.buffers))
     assert isinstance(module, WithState)
     assert not module.training
     assert bool((module.a.weight == 0.5).all())

@@ -1,4 +1,4 @@
-"""Where centers start, against NumPy."""
+"""Where centers init, against NumPy."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import quant_reference as reference
 import torch
+from helpers.quant_reference import Array, array, repeatable, tensor
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from quant_reference import Array, array, repeatable, tensor
 
 from quped.errors import InvalidValueError
-from quped.quant import Start, initial_centers
+from quped.quant import CenterInit, initial_centers
 
-STARTS: list[Start] = ["range", "kmeans"]
+STARTS: list[CenterInit] = ["range", "kmeans"]
 
 
 def squared_error(x: Array, centers: Array) -> Array:
@@ -59,14 +59,14 @@ def test_range_by_hand() -> None:
 
 
 @pytest.mark.parametrize("m", [2, 4, 8])
-@pytest.mark.parametrize("start", STARTS)
-def test_channels_have_centers_of_their_own(m: int, start: Start) -> None:
+@pytest.mark.parametrize("init", STARTS)
+def test_channels_have_centers_of_their_own(m: int, init: CenterInit) -> None:
     """Each row of per-channel centers is what the channel would get if it were the whole layer."""
     x = np.random.default_rng(m).normal(size=(5, 3, 4, 4)) * np.arange(1, 6).reshape(5, 1, 1, 1)
-    found = initial_centers(tensor(x), m, start, per_channel=True)
+    found = initial_centers(tensor(x), m, init, per_channel=True)
     assert found.shape == (5, m)
     for g in range(5):
-        np.testing.assert_allclose(array(found)[g], array(initial_centers(tensor(x[g]), m, start))[0], rtol=1e-12)
+        np.testing.assert_allclose(array(found)[g], array(initial_centers(tensor(x[g]), m, init))[0], rtol=1e-12)
 
 
 def test_a_channel_with_one_sign_gets_its_ends() -> None:
@@ -82,11 +82,11 @@ def test_a_channel_with_one_sign_gets_its_ends() -> None:
     st.integers(2, 16),
     st.sampled_from(STARTS),
 )
-def test_centers_are_sorted_and_among_the_weights(values: list[int], m: int, start: Start) -> None:
+def test_centers_are_sorted_and_among_the_weights(values: list[int], m: int, init: CenterInit) -> None:
     """However few or repeated the weights are, m centers come out in order, none outside of their range."""
     assume(min(values) < max(values))
     x = np.array(values) / 16
-    found = array(initial_centers(tensor(x), m, start))
+    found = array(initial_centers(tensor(x), m, init))
     assert found.shape == (1, m)
     assert (np.diff(found) >= 0).all()
     assert x.min() <= found.min()
@@ -106,7 +106,7 @@ def test_kmeans_reaches_a_fixed_point(n: int, m: int) -> None:
 def test_kmeans_is_not_worse_than_range(n: int, m: int) -> None:
     """It is there to lower the squared error: for normal weights, and in every channel, it never has a larger one."""
     x = np.random.default_rng(n + m).normal(size=(4, n))
-    kmeans, evenly = (array(initial_centers(tensor(x), m, start, per_channel=True)) for start in ("kmeans", "range"))
+    kmeans, evenly = (array(initial_centers(tensor(x), m, init, per_channel=True)) for init in ("kmeans", "range"))
     assert (squared_error(x, kmeans) <= squared_error(x, evenly) * (1 + 1e-12)).all()
 
 
@@ -127,20 +127,20 @@ def test_kmeans_by_hand() -> None:
 
 
 @pytest.mark.parametrize("m", [1, 0, -3])
-@pytest.mark.parametrize("start", STARTS)
-def test_fewer_than_two_centers_are_refused(m: int, start: Start) -> None:
+@pytest.mark.parametrize("init", STARTS)
+def test_fewer_than_two_centers_are_refused(m: int, init: CenterInit) -> None:
     """One center quantizes nothing."""
     with pytest.raises(InvalidValueError, match=rf"^The number of centers must be at least 2, got {m}\.$"):
-        initial_centers(torch.randn(10), m, start)
+        initial_centers(torch.randn(10), m, init)
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("start", STARTS)
-def test_constant_weights_are_refused(per_channel: bool, start: Start) -> None:
+@pytest.mark.parametrize("init", STARTS)
+def test_constant_weights_are_refused(per_channel: bool, init: CenterInit) -> None:
     """Centers cannot be told apart among equal weights; the message names the value and what to do."""
     message = r"^4 centers cannot be placed among weights that are all 0\.5: initialise .*, or leave it unquantized\.$"
     with pytest.raises(InvalidValueError, match=message):
-        initial_centers(torch.full((3, 4), 0.5), 4, start, per_channel=per_channel)
+        initial_centers(torch.full((3, 4), 0.5), 4, init, per_channel=per_channel)
 
 
 def test_one_constant_channel_is_refused() -> None:
@@ -161,5 +161,5 @@ def test_centers_do_not_belong_to_the_graph_of_the_weights() -> None:
 def test_an_unknown_start_is_refused() -> None:
     """A misspelt name does not silently become another one."""
     make: Callable[..., torch.Tensor] = initial_centers
-    with pytest.raises(InvalidValueError, match="start of the centers must be 'range' or 'kmeans', got 'k-means'"):
+    with pytest.raises(InvalidValueError, match="init of the centers must be 'range' or 'kmeans', got 'k-means'"):
         make(torch.tensor([1.0, 2.0]), 2, "k-means")

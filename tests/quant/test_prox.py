@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import quant_reference as reference
 import torch
+from helpers.quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 
 from quped.quant import descend_centers, nearest, place, prox_centers, prox_centers_exact, prox_weights
 

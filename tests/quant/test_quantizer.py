@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import quant_reference as reference
 import torch
+from helpers.quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 from torch import Tensor
 
-from quped.quant import Border, assign, by_centers, distance, hard, nearest, objective, place, quantize, soft
+from quped.quant import Assignment, assign, by_centers, distance, hard, nearest, objective, place, quantize, soft
 
 SIZES = [2, 3, 4, 8, 16, 256]
 
@@ -63,13 +63,13 @@ def test_nearest_takes_the_lower_center_on_every_tie(problem: tuple[Array, Array
 @pytest.mark.parametrize("border", ["middle", "zero"])
 @repeatable
 @given(exact_problems())
-def test_a_weight_on_a_center_stays_with_it(border: Border, problem: tuple[Array, Array]) -> None:
+def test_a_weight_on_a_center_stays_with_it(assignment: Assignment, problem: tuple[Array, Array]) -> None:
     """The centers themselves are assigned to 0, 1, .. m - 1, and quantizing twice changes nothing."""
     x, centers = problem
     groups, m = centers.shape
-    assert assign(tensor(centers), tensor(centers), border).tolist() == [list(range(m))] * groups
-    once = hard(tensor(x), tensor(centers), border)
-    assert torch.equal(hard(once, tensor(centers), border), once)
+    assert assign(tensor(centers), tensor(centers), assignment).tolist() == [list(range(m))] * groups
+    once = hard(tensor(x), tensor(centers), assignment)
+    assert torch.equal(hard(once, tensor(centers), assignment), once)
 
 
 @repeatable
@@ -97,7 +97,7 @@ def test_the_border_at_zero_by_hand() -> None:
     # The soft quantizer has the same borders: there it is the mean of the two, and it approaches the hard one.
     assert soft(x, centers, 7.0, "zero")[0, 1].item() == pytest.approx(0.4, rel=1e-15)
     assert quantize(x, centers, 1e4, "zero")[0, [0, 2, 3]].tolist() == pytest.approx([-0.1, 0.9, 0.9], abs=1e-12)
-    assert quantize(x, centers, border="zero")[0].tolist() == [-0.1, -0.1, 0.9, 0.9]
+    assert quantize(x, centers, assignment="sign")[0].tolist() == [-0.1, -0.1, 0.9, 0.9]
 
 
 @repeatable

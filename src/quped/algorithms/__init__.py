@@ -1,6 +1,7 @@
 """The algorithms: one file each, pure, under one interface."""
 
-from quped.algorithms.base import FULL_PRECISION, SGD, AnyAlgorithm, Global, Task
+from quped.algorithms._sgd import SGD
+from quped.algorithms.base import FULL_PRECISION, AnyAlgorithm, ClientSpec, Deployed, Empty, Global, GlobalNetwork
 from quped.algorithms.fedavg import FedAvg
 from quped.algorithms.fml import FML
 from quped.algorithms.local import Local
@@ -30,5 +31,8 @@ __all__ = [
     "QuPeD",
     "QuPeL",
     "Quantization",
-    "Task",
+    "ClientSpec",
+    "Deployed",
+    "Empty",
+    "GlobalNetwork",
 ]

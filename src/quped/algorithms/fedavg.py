@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from quped.algorithms.base import Empty, Global, Meeting, Task, cross_entropy_gradient, receive, send
-from quped.typing import Batch, Clock, Metrics, Model, Params
+from quped.algorithms._autodiff import cross_entropy_gradient
+from quped.algorithms.base import ClientSpec, Deployed, Empty, Global, GlobalNetwork, receive, send
+from quped.typing import Batch, Clock, Metrics, ModelState, Params
 
 
 class Work(NamedTuple):
     """The client's copy of w, and the velocity of this round."""
 
-    w: Model
+    w: ModelState
     velocity: Params
 
 
@@ -20,36 +21,36 @@ class FedAvg:
 
     name: ClassVar[str] = "fedavg"
     quantizes: ClassVar[bool] = False
-    meets_in: ClassVar[Meeting] = "same"
-    draws: ClassVar[int] = 1
+    global_network: ClassVar[GlobalNetwork] = "same"
+    batches_per_step: ClassVar[int] = 1
 
-    def init_shared(self, task: Task) -> Global:
+    def init_shared(self, spec: ClientSpec) -> Global:
         """Start from the global network's weights."""
-        return Global(task.global_initial)
+        return Global(spec.global_initial)
 
-    def init_personal(self, task: Task, shared: Global) -> Empty:
+    def init_personal(self, spec: ClientSpec, shared: Global) -> Empty:
         """Nothing is personal."""
         return Empty()
 
-    def start(self, task: Task, shared: Global, personal: Empty, clock: Clock) -> Work:
+    def start(self, spec: ClientSpec, shared: Global, personal: Empty, clock: Clock) -> Work:
         """w_i = w."""
-        return Work(shared.w, task.sgd.init(shared.w.params))
+        return Work(shared.w, spec.sgd.init(shared.w.params))
 
-    def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+    def step(self, spec: ClientSpec, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
         """Take one SGD step on w_i."""
         (batch,) = batches
-        grads, loss, buffers = cross_entropy_gradient(task.global_network, work.w, batch)
-        params, velocity = task.sgd.step(work.w.params, grads, work.velocity, clock.lr)
-        return Work(Model(params, buffers), velocity), {"loss": loss}
+        grads, loss, buffers = cross_entropy_gradient(spec.global_network, work.w, batch)
+        params, velocity = spec.sgd.step(work.w.params, grads, work.velocity, clock.lr)
+        return Work(ModelState(params, buffers), velocity), {"loss": loss}
 
-    def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
+    def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
         """Send w_i."""
         return Empty(), send(work.w)
 
-    def combine(self, shared: Global, mean: Global) -> Global:
+    def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i."""
         return receive(shared, mean)
 
-    def deploy(self, task: Task, shared: Global, personal: Empty) -> Model:
+    def deploy(self, spec: ClientSpec, shared: Global, personal: Empty) -> Deployed:
         """w, the same for all."""
-        return shared.w
+        return Deployed(shared.w, {})

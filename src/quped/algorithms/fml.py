@@ -5,25 +5,26 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from quped.algorithms.base import Global, Meeting, Task, gradient, receive, send
+from quped._losses import cross_entropy, distillation
+from quped.algorithms._autodiff import gradient
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
 from quped.errors import check_number
-from quped.losses import cross_entropy, distillation
-from quped.typing import Batch, Clock, Metrics, Model, Params
+from quped.typing import Batch, Clock, Metrics, ModelState, Params
 
 
 class Personal(NamedTuple):
     """x_i, and its velocity."""
 
-    x: Model
+    x: ModelState
     velocity: Params
 
 
 class Work(NamedTuple):
     """x_i, and the meme model w_i: both with their velocity."""
 
-    x: Model
+    x: ModelState
     velocity: Params
-    w: Model
+    w: ModelState
     w_velocity: Params
 
 
@@ -41,33 +42,32 @@ class FML:
 
     name: ClassVar[str] = "fml"
     quantizes: ClassVar[bool] = False
-    meets_in: ClassVar[Meeting] = "any"
-    draws: ClassVar[int] = 1
+    global_network: ClassVar[GlobalNetwork] = "any"
+    batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_number("alpha of FML", self.alpha, 0, 1)
         check_number("beta of FML", self.beta, 0, 1)
 
-    def init_shared(self, task: Task) -> Global:
+    def init_shared(self, spec: ClientSpec) -> Global:
         """Start from the global network's weights."""
-        return Global(task.global_initial)
+        return Global(spec.global_initial)
 
-    def init_personal(self, task: Task, shared: Global) -> Personal:
+    def init_personal(self, spec: ClientSpec, shared: Global) -> Personal:
         """Start from the weights of the client's own network."""
-        return Personal(task.initial, task.sgd.init(task.initial.params))
+        return Personal(spec.initial, spec.sgd.init(spec.initial.params))
 
-    def start(self, task: Task, shared: Global, personal: Personal, clock: Clock) -> Work:
+    def start(self, spec: ClientSpec, shared: Global, personal: Personal, clock: Clock) -> Work:
         """w_i = w; x_i goes on."""
-        return Work(personal.x, personal.velocity, shared.w, task.sgd.init(shared.w.params))
+        return Work(personal.x, personal.velocity, shared.w, spec.sgd.init(shared.w.params))
 
-    def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+    def step(self, spec: ClientSpec, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
         """Step both models by their gradients at the present pair."""
         (batch,) = batches
 
         def f(pair: dict[str, Params]) -> tuple[Tensor, tuple[Tensor, Params, Params]]:
-            x, x_buffers = task.network(pair["x"], work.x.buffers, batch.inputs, train=True)
-            w, w_buffers = task.global_network(pair["w"], work.w.buffers, batch.inputs, train=True)
+            x, x_buffers = spec.network(pair["x"], work.x.buffers, batch.inputs, train=True)
+            w, w_buffers = spec.global_network(pair["w"], work.w.buffers, batch.inputs, train=True)
             x_loss = (1 - self.alpha) * cross_entropy(x, batch.labels) + self.alpha * distillation(
                 teacher=w, student=x, trains="student"
             )
@@ -78,18 +78,18 @@ class FML:
             return x_loss + w_loss, (x_loss, x_buffers, w_buffers)
 
         grads, _, (loss, x_buffers, w_buffers) = gradient(f, {"x": work.x.params, "w": work.w.params})
-        x, velocity = task.sgd.step(work.x.params, grads["x"], work.velocity, clock.lr)
-        w, w_velocity = task.sgd.step(work.w.params, grads["w"], work.w_velocity, clock.lr)
-        return Work(Model(x, x_buffers), velocity, Model(w, w_buffers), w_velocity), {"loss": loss}
+        x, velocity = spec.sgd.step(work.x.params, grads["x"], work.velocity, clock.lr)
+        w, w_velocity = spec.sgd.step(work.w.params, grads["w"], work.w_velocity, clock.lr)
+        return Work(ModelState(x, x_buffers), velocity, ModelState(w, w_buffers), w_velocity), {"loss": loss}
 
-    def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
+    def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
         """Keep x_i, send w_i."""
         return Personal(work.x, work.velocity), send(work.w)
 
-    def combine(self, shared: Global, mean: Global) -> Global:
+    def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i."""
         return receive(shared, mean)
 
-    def deploy(self, task: Task, shared: Global, personal: Personal) -> Model:
+    def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """x_i."""
-        return personal.x
+        return Deployed(personal.x, {})

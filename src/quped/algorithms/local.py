@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from quped.algorithms import alternating
-from quped.algorithms.alternating import Learner, Problem
-from quped.algorithms.base import Empty, Meeting, Task
+from quped._losses import cross_entropy
+from quped.algorithms import _algorithm1
+from quped.algorithms._algorithm1 import Learner, Problem
+from quped.algorithms.base import ClientSpec, Deployed, Empty, GlobalNetwork
 from quped.algorithms.quantization import Quantization
 from quped.errors import check
-from quped.losses import cross_entropy
-from quped.typing import Batch, Clock, Metrics, Model
+from quped.typing import Batch, Clock, Metrics
 
 
 @dataclass(frozen=True)
@@ -21,40 +21,41 @@ class Local:
 
     name: ClassVar[str] = "local"
     quantizes: ClassVar[bool] = True
-    meets_in: ClassVar[Meeting] = "none"
-    draws: ClassVar[int] = 1
+    global_network: ClassVar[GlobalNetwork] = "none"
+    batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check(isinstance(self.quantization, Quantization), "quantization", "a Quantization(...)", self.quantization)
 
-    def init_shared(self, task: Task) -> Empty:
+    def init_shared(self, spec: ClientSpec) -> Empty:
         """Nothing is shared."""
         return Empty()
 
-    def init_personal(self, task: Task, shared: Empty) -> Learner:
+    def init_personal(self, spec: ClientSpec, shared: Empty) -> Learner:
         """Start from x^0 and c^0."""
-        return alternating.begin(task)
+        return _algorithm1.begin(spec)
 
-    def start(self, task: Task, shared: Empty, personal: Learner, clock: Clock) -> Learner:
+    def start(self, spec: ClientSpec, shared: Empty, personal: Learner, clock: Clock) -> Learner:
         """Go on from the last round."""
-        return alternating.resume(personal, clock, self.quantization.border)
+        return _algorithm1.resume(personal, clock, self.quantization.assignment)
 
-    def step(self, task: Task, work: Learner, batches: tuple[Batch, ...], clock: Clock) -> tuple[Learner, Metrics]:
+    def step(
+        self, spec: ClientSpec, work: Learner, batches: tuple[Batch, ...], clock: Clock
+    ) -> tuple[Learner, Metrics]:
         """Take one step of Algorithm 1 with f the cross-entropy."""
         (batch,) = batches
         loss = partial(cross_entropy, labels=batch.labels)
-        learner, value = alternating.step(Problem(task, self.quantization, batch.inputs, loss, clock), work)
+        learner, value = _algorithm1.step(Problem(spec, self.quantization, batch.inputs, loss, clock), work)
         return learner, {"loss": value}
 
-    def finish(self, task: Task, work: Learner, batch: Batch, clock: Clock) -> tuple[Learner, Empty]:
+    def finish(self, spec: ClientSpec, work: Learner, batch: Batch, clock: Clock) -> tuple[Learner, Empty]:
         """Keep everything, send nothing."""
         return work, Empty()
 
-    def combine(self, shared: Empty, mean: Empty) -> Empty:
+    def server_update(self, shared: Empty, mean: Empty) -> Empty:
         """Nothing is shared."""
         return shared
 
-    def deploy(self, task: Task, shared: Empty, personal: Learner) -> Model:
+    def deploy(self, spec: ClientSpec, shared: Empty, personal: Learner) -> Deployed:
         """Q_c(x)."""
-        return alternating.deployed(personal, self.quantization.border)
+        return _algorithm1.deployed(personal, self.quantization.assignment)

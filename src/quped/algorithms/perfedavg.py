@@ -4,22 +4,23 @@ Model-Agnostic Meta-Learning Approach, 2020. The first-order variant, FO-MAML.""
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from quped import tree
-from quped.algorithms.base import Global, Meeting, Task, cross_entropy_gradient, receive, send
+from quped import _tree
+from quped.algorithms._autodiff import cross_entropy_gradient
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
 from quped.errors import check_number
-from quped.typing import Batch, Clock, Metrics, Model, Params
+from quped.typing import Batch, Clock, Metrics, ModelState, Params
 
 
 class Personal(NamedTuple):
     """The client's adapted model."""
 
-    adapted: Model
+    adapted: ModelState
 
 
 class Work(NamedTuple):
     """w_i, and the velocity of this round."""
 
-    w: Model
+    w: ModelState
     velocity: Params
 
 
@@ -36,46 +37,45 @@ class PerFedAvg:
 
     name: ClassVar[str] = "perfedavg"
     quantizes: ClassVar[bool] = False
-    meets_in: ClassVar[Meeting] = "same"
-    draws: ClassVar[int] = 2
+    global_network: ClassVar[GlobalNetwork] = "same"
+    batches_per_step: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_number("alpha of Per-FedAvg", self.alpha, 0)
 
-    def init_shared(self, task: Task) -> Global:
+    def init_shared(self, spec: ClientSpec) -> Global:
         """Start from the global network's weights."""
-        return Global(task.global_initial)
+        return Global(spec.global_initial)
 
-    def init_personal(self, task: Task, shared: Global) -> Personal:
+    def init_personal(self, spec: ClientSpec, shared: Global) -> Personal:
         """Nothing is adapted yet: w."""
         return Personal(shared.w)
 
-    def start(self, task: Task, shared: Global, personal: Personal, clock: Clock) -> Work:
+    def start(self, spec: ClientSpec, shared: Global, personal: Personal, clock: Clock) -> Work:
         """w_i = w."""
-        return Work(shared.w, task.sgd.init(shared.w.params))
+        return Work(shared.w, spec.sgd.init(shared.w.params))
 
-    def adapt(self, task: Task, w: Model, batch: Batch) -> Model:
+    def adapt(self, spec: ClientSpec, w: ModelState, batch: Batch) -> ModelState:
         """w - alpha grad f_i(w; batch)."""
-        grads, _, buffers = cross_entropy_gradient(task.network, w, batch)
-        return Model(tree.add_scaled(w.params, grads, -self.alpha), buffers)
+        grads, _, buffers = cross_entropy_gradient(spec.network, w, batch)
+        return ModelState(_tree.add_scaled(w.params, grads, -self.alpha), buffers)
 
-    def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+    def step(self, spec: ClientSpec, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
         """Adapt on the first batch, step w_i by the gradient at the adapted model on the second."""
         first, second = batches
-        adapted = self.adapt(task, work.w, first)
-        grads, loss, buffers = cross_entropy_gradient(task.network, adapted, second)
-        params, velocity = task.sgd.step(work.w.params, grads, work.velocity, clock.lr)
-        return Work(Model(params, buffers), velocity), {"loss": loss}
+        adapted = self.adapt(spec, work.w, first)
+        grads, loss, buffers = cross_entropy_gradient(spec.network, adapted, second)
+        params, velocity = spec.sgd.step(work.w.params, grads, work.velocity, clock.lr)
+        return Work(ModelState(params, buffers), velocity), {"loss": loss}
 
-    def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
+    def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
         """Adapt w_i once more and keep that; send w_i."""
-        return Personal(self.adapt(task, work.w, batch)), send(work.w)
+        return Personal(self.adapt(spec, work.w, batch)), send(work.w)
 
-    def combine(self, shared: Global, mean: Global) -> Global:
+    def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i."""
         return receive(shared, mean)
 
-    def deploy(self, task: Task, shared: Global, personal: Personal) -> Model:
+    def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """Return the adapted model."""
-        return personal.adapted
+        return Deployed(personal.adapted, {})

@@ -3,23 +3,24 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from quped import tree
-from quped.algorithms.base import Global, Meeting, Task, cross_entropy_gradient, receive, send
+from quped import _tree
+from quped.algorithms._autodiff import cross_entropy_gradient
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
 from quped.errors import check_number, check_whole
-from quped.typing import Batch, Clock, Metrics, Model
+from quped.typing import Batch, Clock, Metrics, ModelState
 
 
 class Personal(NamedTuple):
     """theta_i: the client's own model."""
 
-    theta: Model
+    theta: ModelState
 
 
 class Work(NamedTuple):
     """theta_i and w_i."""
 
-    theta: Model
-    w: Model
+    theta: ModelState
+    w: ModelState
 
 
 @dataclass(frozen=True)
@@ -39,52 +40,51 @@ class PFedMe:
 
     name: ClassVar[str] = "pfedme"
     quantizes: ClassVar[bool] = False
-    meets_in: ClassVar[Meeting] = "same"
-    draws: ClassVar[int] = 1
+    global_network: ClassVar[GlobalNetwork] = "same"
+    batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_number("lam of pFedMe", self.lam, 0)
         check_number("eta of pFedMe", self.eta, 0)
         check_whole("inner_steps of pFedMe", self.inner_steps, 1)
 
-    def init_shared(self, task: Task) -> Global:
+    def init_shared(self, spec: ClientSpec) -> Global:
         """Start from the global network's weights."""
-        return Global(task.global_initial)
+        return Global(spec.global_initial)
 
-    def init_personal(self, task: Task, shared: Global) -> Personal:
+    def init_personal(self, spec: ClientSpec, shared: Global) -> Personal:
         """theta_i = w."""
         return Personal(shared.w)
 
-    def start(self, task: Task, shared: Global, personal: Personal, clock: Clock) -> Work:
+    def start(self, spec: ClientSpec, shared: Global, personal: Personal, clock: Clock) -> Work:
         """w_i = w; theta_i goes on."""
         return Work(personal.theta, shared.w)
 
-    def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+    def step(self, spec: ClientSpec, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
         """Solve the inner problem on the batch, then move w_i toward its solution."""
         (batch,) = batches
         theta, w = work.theta, work.w
-        velocity = task.sgd.init(theta.params)
+        velocity = spec.sgd.init(theta.params)
         losses = []
         for _ in range(self.inner_steps):
-            grads, loss, buffers = cross_entropy_gradient(task.network, theta, batch)
-            grads = tree.add_scaled(grads, tree.difference(theta.params, w.params), self.lam)
-            params, velocity = task.sgd.step(theta.params, grads, velocity, clock.lr)
-            theta = Model(params, buffers)
+            grads, loss, buffers = cross_entropy_gradient(spec.network, theta, batch)
+            grads = _tree.add_scaled(grads, _tree.difference(theta.params, w.params), self.lam)
+            params, velocity = spec.sgd.step(theta.params, grads, velocity, clock.lr)
+            theta = ModelState(params, buffers)
             losses.append(loss)
-        moved = tree.add_scaled(w.params, tree.difference(w.params, theta.params), -self.eta * self.lam)
-        return Work(theta, Model(moved, w.buffers)), {"loss": losses[0]}
+        moved = _tree.add_scaled(w.params, _tree.difference(w.params, theta.params), -self.eta * self.lam)
+        return Work(theta, ModelState(moved, w.buffers)), {"loss": losses[0]}
 
-    def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
+    def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
         """Keep theta_i, send w_i. No step passes through w_i: for BatchNorm's statistics of it, a batch does here."""
         w = work.w
-        buffers = task.network(w.params, w.buffers, batch.inputs, train=True)[1] if w.buffers else {}
-        return Personal(work.theta), send(Model(w.params, buffers))
+        buffers = spec.network(w.params, w.buffers, batch.inputs, train=True)[1] if w.buffers else {}
+        return Personal(work.theta), send(ModelState(w.params, buffers))
 
-    def combine(self, shared: Global, mean: Global) -> Global:
+    def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i."""
         return receive(shared, mean)
 
-    def deploy(self, task: Task, shared: Global, personal: Personal) -> Model:
+    def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """theta_i."""
-        return personal.theta
+        return Deployed(personal.theta, {})

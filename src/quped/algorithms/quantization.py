@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from quped.errors import check, is_whole, number
-from quped.quant import MAX_BITS, PAPER, Border, Linear
+from quped.quant import MAX_BITS, PAPER, Assignment, LinearSchedule
 
 
 @dataclass(frozen=True)
@@ -15,17 +15,17 @@ class Quantization:
 
     eta2: float = 1e-4
     """eta_2, the learning rate of the centers."""
-    clip: float = 10.0
+    center_grad_clip: float = 10.0
     """How large an entry of h, the gradient by a center, may be; larger ones are cut. That of the authors' code."""
-    lam: Mapping[int, Linear] = field(default_factory=lambda: dict(PAPER))
+    lam: Mapping[int, LinearSchedule] = field(default_factory=lambda: dict(PAPER))
     """lambda(t) by bit-width, 1 to 8; one that is not listed takes the next lower one, or else the lowest."""
-    border: Border = "zero"
-    """Where the border between the two centers of 1 bit lies: at "zero", as in the authors' code, so that each keeps
-    the weights of its sign; or in the "middle", as in the paper, where one that moves outward loses its weights."""
+    assignment: Assignment = "sign"
+    """How weights are assigned to the two centers of 1 bit: by "sign", as in the authors' code, so that each center keeps
+    the weights of its sign; or to the "nearest", as in the paper, where a center that moves outward loses its weights."""
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
     straight_through: bool = False
-    """quped+: x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c. Not with a finite P."""
+    """x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c. Not with a finite P."""
     update_centers: bool = True
     """False leaves the centers where they start."""
     center_prox: Literal["linear", "exact"] = "linear"
@@ -36,14 +36,19 @@ class Quantization:
     def __post_init__(self) -> None:
         """Check the ranges."""
         check(0 <= number(self.eta2) < math.inf, "eta2", "at least 0 and finite", self.eta2)
-        check(number(self.clip) > 0, "clip", "above 0", self.clip)
+        check(number(self.center_grad_clip) > 0, "center_grad_clip", "above 0", self.center_grad_clip)
         check(number(self.sharpness) > 0, "sharpness P", "above 0", self.sharpness)
         for name in ("straight_through", "update_centers"):
             check(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
-        check(self.border in ("zero", "middle"), "border", "'zero' or 'middle'", self.border)
+        check(self.assignment in ("sign", "nearest"), "assignment", "'sign' or 'nearest'", self.assignment)
         finite = self.sharpness < math.inf
         check(not (finite and self.straight_through), "sharpness P", "infinite with straight_through", self.sharpness)
         check(self.center_prox in ("linear", "exact"), "center_prox", "'linear' or 'exact'", self.center_prox)
         some = isinstance(self.lam, Mapping) and len(self.lam) > 0
         some = some and all(is_whole(bits) and 1 <= bits <= MAX_BITS and callable(f) for bits, f in self.lam.items())
-        check(some, "lam", "schedules by bit-width, such as {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}", self.lam)
+        check(
+            some,
+            "lam",
+            "schedules by bit-width, such as {1: LinearSchedule(1e-6, 0.99), 2: LinearSchedule(5e-6)}",
+            self.lam,
+        )

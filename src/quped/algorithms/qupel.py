@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, NamedTuple
 
-from quped import tree
-from quped.algorithms import alternating
-from quped.algorithms.alternating import Learner, Problem
-from quped.algorithms.base import Meeting, Task
+from quped import _tree
+from quped._losses import cross_entropy
+from quped.algorithms import _algorithm1
+from quped.algorithms._algorithm1 import Learner, Problem
+from quped.algorithms.base import ClientSpec, Deployed, GlobalNetwork
 from quped.algorithms.quantization import Quantization
 from quped.errors import check, check_number
-from quped.losses import cross_entropy
-from quped.typing import Batch, Clock, Metrics, Model, Params
+from quped.typing import Batch, Clock, Metrics, Params
 
 
 class Shared(NamedTuple):
@@ -44,46 +44,45 @@ class QuPeL:
 
     name: ClassVar[str] = "qupel"
     quantizes: ClassVar[bool] = True
-    meets_in: ClassVar[Meeting] = "same"
-    draws: ClassVar[int] = 1
+    global_network: ClassVar[GlobalNetwork] = "same"
+    batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check(isinstance(self.quantization, Quantization), "quantization", "a Quantization(...)", self.quantization)
         check_number("lambda_p of QuPeL", self.lambda_p, 0)
         check_number("eta3 of QuPeL", self.eta3, 0)
 
-    def init_shared(self, task: Task) -> Shared:
+    def init_shared(self, spec: ClientSpec) -> Shared:
         """Start from the global network's weights."""
-        return Shared(task.global_initial.params)
+        return Shared(spec.global_initial.params)
 
-    def init_personal(self, task: Task, shared: Shared) -> Learner:
+    def init_personal(self, spec: ClientSpec, shared: Shared) -> Learner:
         """Start from x^0 and c^0."""
-        return alternating.begin(task)
+        return _algorithm1.begin(spec)
 
-    def start(self, task: Task, shared: Shared, personal: Learner, clock: Clock) -> Work:
+    def start(self, spec: ClientSpec, shared: Shared, personal: Learner, clock: Clock) -> Work:
         """w_i = w; x_i and c_i go on."""
-        return Work(alternating.resume(personal, clock, self.quantization.border), shared.w)
+        return Work(_algorithm1.resume(personal, clock, self.quantization.assignment), shared.w)
 
-    def step(self, task: Task, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+    def step(self, spec: ClientSpec, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
         """Take one step of Algorithm 1 with the penalty, then one of w_i."""
         (batch,) = batches
-        gap = tree.difference(work.learner.x.params, work.w)
+        gap = _tree.difference(work.learner.x.params, work.w)
         penalty = {k: self.lambda_p * v for k, v in gap.items()}
         loss = partial(cross_entropy, labels=batch.labels)
-        problem = Problem(task, self.quantization, batch.inputs, loss, clock)
-        learner, value = alternating.step(problem, work.learner, penalty)
-        gap = tree.difference(work.w, learner.x.params)
-        return Work(learner, tree.add_scaled(work.w, gap, -self.eta3 * self.lambda_p)), {"loss": value}
+        problem = Problem(spec, self.quantization, batch.inputs, loss, clock)
+        learner, value = _algorithm1.step(problem, work.learner, penalty)
+        gap = _tree.difference(work.w, learner.x.params)
+        return Work(learner, _tree.add_scaled(work.w, gap, -self.eta3 * self.lambda_p)), {"loss": value}
 
-    def finish(self, task: Task, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Shared]:
+    def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Shared]:
         """Keep x_i and c_i, send w_i."""
         return work.learner, Shared(work.w)
 
-    def combine(self, shared: Shared, mean: Shared) -> Shared:
+    def server_update(self, shared: Shared, mean: Shared) -> Shared:
         """w = mean of w_i."""
         return mean
 
-    def deploy(self, task: Task, shared: Shared, personal: Learner) -> Model:
+    def deploy(self, spec: ClientSpec, shared: Shared, personal: Learner) -> Deployed:
         """Q_ci(x_i)."""
-        return alternating.deployed(personal, self.quantization.border)
+        return _algorithm1.deployed(personal, self.quantization.assignment)

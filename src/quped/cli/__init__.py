@@ -9,11 +9,11 @@ from rich.markup import escape
 
 from quped.cli.bench import app as bench_app
 from quped.cli.data import app as data_app
-from quped.cli.reproduce import reproduce_command
+from quped.cli.paper import reproduce_command
 from quped.cli.run import presets_command, run_command
 from quped.cli.train import train_command
 from quped.errors import QupedError
-from quped.runs import versions
+from quped.records import versions
 
 app = typer.Typer(
     help="Federated learning in which every device gets its own, compressed model.",

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from quped.bench import Load, measure
+from quped._bench import Load, measure
 
 app = typer.Typer(help="Measure how fast this machine is.", no_args_is_help=True)
 

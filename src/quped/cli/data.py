@@ -8,16 +8,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from quped.cache import cache_folder
-from quped.data.catalog import DATASETS, RECIPES
-from quped.data.digits import ABOUT as DIGITS
-from quped.data.fetch import fetch as fetch_data
-from quped.data.picture import draw_partition
-from quped.data.recipe import About, Recipe
-from quped.data.scheme import split
-from quped.data.store import read
-from quped.errors import DataError, InvalidValueError, nearest
-from quped.runs import write_bytes
+from quped._cache import cache_folder
+from quped.data.datasets import DATASETS, RECIPES
+from quped.data.datasets.digits import ABOUT as DIGITS
+from quped.data.download.fetch import fetch as fetch_data
+from quped.data.download.recipe import About, Recipe
+from quped.data.download.store import read
+from quped.data.partition import split
+from quped.errors import DataError, InvalidValueError, did_you_mean
+from quped.records import write_bytes
+from quped.report.plots.partition import draw_partition
 
 app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
 
@@ -105,4 +105,4 @@ def show(
 def known(name: str) -> None:
     """Refuse a name that is no data set's."""
     if name not in DATASETS:
-        raise InvalidValueError(f"There is no data set '{name}'. {nearest(name, DATASETS)}")
+        raise InvalidValueError(f"There is no data set '{name}'. {did_you_mean(name, DATASETS)}")

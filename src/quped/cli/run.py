@@ -3,7 +3,7 @@
 import json
 import shlex
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -12,14 +12,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from quped import fit
-from quped.cli.tables import client_table, comparison_table, verdict
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.experiments import find, load, presets, run_experiment, validate
-from quped.experiments.presets import CATALOG
-from quped.runs import CONFIG, read_json
+from quped.experiments.presets import FOLDER
+from quped.progress import progress_bars
+from quped.records import CONFIG, read_json
+from quped.report.terminal import client_table, comparison_table, verdict
 
 Preset = Annotated[
     str | None,
@@ -91,7 +90,7 @@ def run_command(
     if experiment.description:
         console.print(f"[bold]{escape(name)}[/]: {escape(experiment.description)}")
     try:
-        with notes(console), bars(console) as follow:
+        with notes(console), progress_bars(console) as follow:
             results = run_experiment(
                 experiment,
                 preset=name,
@@ -101,12 +100,12 @@ def run_command(
                 resume=resume is not None,
                 workers=workers,
                 checkpoint_every=checkpoint_every,
-                progress=lambda algorithm: follow(type(algorithm).__name__),
+                follow=follow,
             )
     except InterruptedRunError as stop:
         typer.echo(f"{stop} Go on with:\n  quped run --resume {shlex.quote(str(folder))}", err=True)
         raise typer.Exit(128 + stop.signal_number) from stop
-    console.print(client_table(results[0]))
+    console.print(client_table(results[0], console.width))
     if len(results) > 1:
         console.print(comparison_table(results))
         console.print(verdict(results))
@@ -121,7 +120,7 @@ def presets_command() -> None:
     for name, path in presets().items():
         console.print(f"[bold]{name:<16}[/] {escape(load(path).description)}", soft_wrap=True)
     console.print("\nRun one with [bold]quped run NAME[/]; to change more than --set does, copy its file from")
-    console.print(escape(str(CATALOG)), soft_wrap=True)
+    console.print(escape(str(FOLDER)), soft_wrap=True)
 
 
 @contextmanager
@@ -138,35 +137,3 @@ def notes(console: Console) -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
         yield
-
-
-@contextmanager
-def bars(console: Console) -> Iterator[Callable[[str], Callable[[fit.Progress], None]]]:
-    """Show a bar for each run, which begins with its title: round, loss, accuracy, time left."""
-    columns = (
-        TextColumn("{task.description:<10}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[rounds]}"),
-        TextColumn("{task.fields[status]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as display:
-
-        def follow(title: str) -> Callable[[fit.Progress], None]:
-            bar = display.add_task(title, total=None, status="", rounds="starting")
-            accuracy = ""
-
-            def told(progress: fit.Progress) -> None:
-                nonlocal accuracy
-                if progress.evaluation is not None:
-                    accuracy = f"  accuracy {progress.evaluation.mean:6.1%}"
-                status = f"loss {progress.loss:.3f}{accuracy}"
-                done = progress.round + 1
-                rounds = f"round {done:>3}/{progress.rounds}"
-                display.update(bar, total=progress.rounds, completed=done, status=status, rounds=rounds)
-
-            return told
-
-        yield follow

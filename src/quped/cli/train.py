@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from quped.centralized.training import METHODS, NETWORKS, Epoch, Recipe, prepare, train
 from quped.errors import InvalidValueError, RunError
-from quped.report.weights import draw
-from quped.runs import CHECKPOINTS, CONFIG, RunRecord, exclusive, holds_run, read_json
+from quped.experiments.train import METHODS, NETWORKS, Epoch, Recipe, prepare, train
+from quped.records import CHECKPOINTS, CONFIG, RunRecord, exclusive, holds_run, read_json
+from quped.report.plots.weights import draw
 
 DEFAULTS = Recipe()
 

@@ -1,7 +1,6 @@
-"""Data sets, their partition among clients, and batches."""
+"""Samples, whether a user's own or a data set's; their partition among clients; batches."""
 
-from quped.data.catalog import DATASETS
-from quped.data.given import Data, as_samples
+from quped.data.from_user import Data, as_samples
 from quped.data.samples import Dataset, Samples, Subset, TensorSamples
 
-__all__ = ["DATASETS", "Data", "Dataset", "Samples", "Subset", "TensorSamples", "as_samples"]
+__all__ = ["Data", "Dataset", "Samples", "Subset", "TensorSamples", "as_samples"]

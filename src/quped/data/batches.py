@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quped._rng import generator
 from quped.data.samples import Samples
-from quped.rng import generator
 from quped.typing import Batch
 
 
@@ -25,16 +25,24 @@ def stream(seed: int, client: str, source: int, samples: int, first: int, count:
 
 
 def draw(
-    data: Samples, *, seed: int, client: str, round_: int, first: int, steps: int, batch_size: int, draws: int
+    data: Samples,
+    *,
+    seed: int,
+    client: str,
+    round_: int,
+    first: int,
+    steps: int,
+    batch_size: int,
+    batches_per_step: int,
 ) -> Iterator[tuple[Batch, ...]]:
     """Yield the batches of one client's round, whose first step is the `first` one of the run.
 
-    For each step, a tuple of `draws` independent batches.
+    For each step, a tuple of `batches_per_step` independent batches.
     """
     size = min(batch_size, len(data))
     sources = [
         stream(seed, client, source, len(data), first * size, steps * size).reshape(steps, size)
-        for source in range(draws)
+        for source in range(batches_per_step)
     ]
     rng = generator(seed, "augment", client, round_)
     for step in range(steps):

@@ -1,7 +1,7 @@
 """From an experiment file to run records."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -10,25 +10,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from quped.admission import Client
+from quped._rng import generator
 from quped.algorithms import FULL_PRECISION, AnyAlgorithm
-from quped.data import DATASETS, Dataset, Samples, Subset
-from quped.data.partition import Indices, Share
-from quped.data.scheme import split
-from quped.errors import RunError
+from quped.client import Client
+from quped.data import Dataset, Samples, Subset
+from quped.data.datasets import DATASETS
+from quped.data.partition import Indices, Share, split
+from quped.errors import QupedError, RunError
 from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment
 from quped.federation import Federation
-from quped.fit import Progress
-from quped.rng import generator
-from quped.runs import CONFIG, RunRecord, exclusive, holds_run, plain, read_json
+from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json
+from quped.result import FORMAT
+from quped.simulation import Observer, Round, Setup
+from quped.simulation.fit import fit
 
 VALIDATION_FRACTION = 0.2
 
 Result = dict[str, Any]
-"""What a `result.json` says."""
+"""The content of a `result.json`."""
 
-ProgressOf = Callable[[AnyAlgorithm], Callable[[Progress], None]]
-"""For each algorithm, what to tell after each of its rounds."""
+Follow = Callable[[str], Observer]
+"""Returns an observer for the run of a method with a name, such as its progress bar."""
 
 
 def run_experiment(
@@ -41,42 +43,35 @@ def run_experiment(
     resume: bool = False,
     workers: int | None = None,
     checkpoint_every: int = 25,
-    progress: ProgressOf = lambda _: lambda _: None,
+    follow: Follow | None = None,
 ) -> list[Result]:
     """Run all algorithms of an experiment and record them: the first in `out`, the others in folders below it.
 
-    Everything is checked before the first file is written. With `resume`, what is finished is read from the records,
-    and what is not goes on from its last checkpoint. Returns what `result.json` of each says.
+    Everything is checked before the first file is written. With `resume`, finished methods are read from the records,
+    and the others continue from their last checkpoint. Returns the content of each `result.json`.
     """
     methods = experiment.methods
     for method in methods:
-        tell_replaced(experiment, method.algorithm)
+        warn_of_replacements(experiment, method.algorithm)
     population = Population(experiment, seed)
-    federations = [population.federation(method.algorithm) for method in methods]
-    for method, federation in zip(methods, federations, strict=True):
-        federation.prepare(**method.training.model_dump())
+    setups = [population.federation(method.algorithm).setup(method.training) for method in methods]
     whole = plain(experiment.model_dump())
-    asked = [{"preset": preset, "seed": seed, "config": whole}]
-    asked += [asked[0] | {"config": whole | {**plain(method.config()), "compare": []}} for method in methods[1:]]
+    configs = [{"format": FORMAT, "preset": preset, "seed": seed, "config": whole}]
+    configs += [configs[0] | {"config": whole | {**plain(method.config()), "compare": []}} for method in methods[1:]]
     folders = [out, *(out / name for name in distinct([m.algorithm.name for m in methods[1:]]))]
     with exclusive(out):
-        records = claim(folders, asked, overwrite=overwrite, resume=resume)
+        records = claim(folders, configs, overwrite=overwrite, resume=resume)
         results: list[Result] = []
-        for method, federation, record, told in zip(methods, federations, records, asked, strict=True):
+        for setup, record, config in zip(setups, records, configs, strict=True):
             result = record.finished("algorithm", "accuracy", "clients", "seconds")
             if result is None:
-                record.rewind(record.checkpoints.rounds())
-                fit = federation.fit(
-                    **method.training.model_dump(),
-                    workers=workers,
-                    checkpoints=record.checkpoints,
-                    checkpoint_every=checkpoint_every,
-                    progress=recording(record, progress(method.algorithm)),
-                )
-                for client in fit.models:
-                    record.model(client, fit.module(client).state_dict())
-                result = {"preset": preset, **fit.result(), "config": told["config"]}
-                record.result(result)
+                observers = [] if follow is None else [follow(type(setup.algorithm).__name__)]
+                try:
+                    result = run_method(setup, record, config, workers, checkpoint_every, observers)
+                except QupedError as error:
+                    record.fail(str(error))
+                    records[0].fail(str(error))
+                    raise
             results.append(result)
         results[0]["comparison"] = [
             {**summary(result), "record": str(folder.relative_to(out))}
@@ -86,65 +81,91 @@ def run_experiment(
         return results
 
 
-def claim(folders: list[Path], asked: list[Result], *, overwrite: bool, resume: bool) -> list[RunRecord]:
-    """Make the record of every algorithm, or go on with it, before the first one runs.
+def run_method(
+    setup: Setup,
+    record: RunRecord,
+    config: Result,
+    workers: int | None,
+    checkpoint_every: int,
+    observers: Sequence[Observer],
+) -> Result:
+    """Run one algorithm, from its last checkpoint on if there is one, and record it."""
+    record.rewind(record.checkpoints.rounds())
+    trained = fit(
+        setup,
+        workers=workers,
+        checkpoints=record.checkpoints,
+        checkpoint_every=checkpoint_every,
+        callbacks=[Recorder(record), *observers],
+    )
+    for client in trained.models:
+        record.model(client, trained.module(client).state_dict())
+    result = {"preset": config["preset"], **trained.to_dict(), "config": config["config"]}
+    record.result(result)
+    return result
 
-    What is overwritten goes at once, with the methods it was compared with: nothing of an older run can be taken for
-    this one's.
+
+class Recorder:
+    """Writes every evaluation to a record."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+
+    def after_round(self, round_: Round) -> None:
+        """Write the evaluation of a round, if it has one."""
+        if round_.evaluation is not None:
+            self._record.point({**vars(round_.evaluation), "mean": round_.evaluation.mean})
+
+
+def claim(folders: list[Path], configs: list[Result], *, overwrite: bool, resume: bool) -> list[RunRecord]:
+    """Make the record of every algorithm, or continue it, before the first one runs.
+
+    A run that is overwritten is removed at once, with the methods that it was compared with: nothing of an older run
+    can be taken for this one's. A run that failed is overwritten without asking.
     """
     if resume:
         records = []
-        for folder, told in zip(folders, asked, strict=True):
-            if read_json(folder / CONFIG) != told:
-                raise RunError(f"{folder} holds another run than {folders[0]} tells of: it cannot be continued.")
+        for folder, config in zip(folders, configs, strict=True):
+            if read_json(folder / CONFIG) != config:
+                raise RunError(f"{folder} holds another run than {folders[0]} describes: it cannot be continued.")
             records.append(RunRecord(folder))
         return records
+    failed = has_failed(folders[0])
     for folder in folders:
-        if holds_run(folder) and not overwrite:
+        if holds_run(folder) and not overwrite and not failed:
             raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite or --resume.")
     for peer in peers(folders[0]):
         RunRecord.create(peer, overwrite=True)
-    records = [RunRecord.create(folder, overwrite=overwrite) for folder in folders]
+    records = [RunRecord.create(folder, overwrite=overwrite or failed) for folder in folders]
     # The first one last: `--resume` begins with it, and finds the others complete.
-    for record, told in zip(records[::-1], asked[::-1], strict=True):
-        record.config(told)
+    for record, config in zip(records[::-1], configs[::-1], strict=True):
+        record.config(config)
     return records
 
 
 def peers(folder: Path) -> list[Path]:
     """Return the folders below a record that it tells of, and that have its preset and seed: others are not its own."""
-    found = []
+    folders = []
     with suppress(RunError, KeyError, TypeError, AttributeError):  # there is no record yet, or it is damaged
         mine = read_json(folder / CONFIG)
         compared = [peer["algorithm"].get("name", DEFAULT_ALGORITHM) for peer in mine["config"]["compare"]]
         for path in (folder / name for name in distinct(compared)):
             with suppress(RunError):  # it holds no run
-                told = read_json(path / CONFIG)
-                if all(told.get(key) == mine[key] for key in ("preset", "seed")):
-                    found.append(path)
-    return found
+                theirs = read_json(path / CONFIG)
+                if all(theirs.get(key) == mine[key] for key in ("preset", "seed")):
+                    folders.append(path)
+    return folders
 
 
-def tell_replaced(experiment: Experiment, algorithm: AnyAlgorithm) -> None:
-    """Warn of what clients do not get as the experiment has it, since the method cannot do so."""
-    told = []
-    if algorithm.meets_in == "same" and any(group.model != experiment.meeting for group in experiment.clients):
-        told.append(f"has the global network {experiment.meeting.name}")
+def warn_of_replacements(experiment: Experiment, algorithm: AnyAlgorithm) -> None:
+    """Warn of networks and bits that a method cannot give the clients as the experiment has them."""
+    words = []
+    if algorithm.global_network == "same" and any(g.model != experiment.global_network for g in experiment.clients):
+        words.append(f"has the global network {experiment.global_network.name}")
     if not algorithm.quantizes and any(group.bits < FULL_PRECISION for group in experiment.clients):
-        told.append("keeps full precision")
-    if told:
-        warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(told)}.", stacklevel=3)
-
-
-def recording(record: RunRecord, tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    """Write every evaluation to the record, then tell of it."""
-
-    def told(progress: Progress) -> None:
-        if progress.evaluation is not None:
-            record.point({**vars(progress.evaluation), "mean": progress.evaluation.mean})
-        tell(progress)
-
-    return told
+        words.append("keeps full precision")
+    if words:
+        warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(words)}.", stacklevel=3)
 
 
 def summary(result: Result) -> Result:
@@ -181,21 +202,21 @@ class Population:
         One that needs the global network at every client, or full precision, gets clients that have it: this is how
         methods are compared that cannot all do the same.
         """
-        meeting = self._experiment.meeting
+        shared = self._experiment.global_network
         clients = [
             Client(
                 name=f"client-{i:0{len(str(len(self._groups) - 1))}d}",
                 train=train,
                 test=test,
-                model=self._maker(meeting if algorithm.meets_in == "same" else group.model),
+                model=self._maker(shared if algorithm.global_network == "same" else group.model),
                 bits=group.bits if algorithm.quantizes else FULL_PRECISION,
-                quantize=group.quantize if algorithm.meets_in != "same" or group.model == meeting else None,
+                quantize=group.quantize if algorithm.global_network != "same" or group.model == shared else None,
                 per_channel=group.per_channel,
-                start=group.start,
+                init_centers=group.init_centers,
             )
             for i, (group, (train, test)) in enumerate(zip(self._groups, self._samples, strict=True))
         ]
-        return Federation(clients, algorithm, self._maker(meeting), self._seed)
+        return Federation(clients, algorithm, self._maker(shared), self._seed)
 
 
 def share_out(data: Dataset, experiment: Experiment, clients: int, seed: int) -> list[tuple[Samples, Samples]]:

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -21,13 +21,14 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import nn
 
-from quped.admission import BITS
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
-from quped.data import DATASETS
-from quped.data.scheme import parsed
-from quped.errors import InvalidValueError, nearest
-from quped.models import cnn1, cnn2, mlp, resnet, text
-from quped.quant import Start
+from quped.data.datasets import DATASETS
+from quped.data.partition import parsed
+from quped.errors import InvalidValueError, did_you_mean
+from quped.models import build
+from quped.quant import CenterInit
+from quped.simulation import TrainingOptions
+from quped.simulation.validation import BITS
 
 DEFAULT_ALGORITHM = "quped"
 
@@ -42,7 +43,7 @@ def known_bits(bits: int) -> int:
 def known_dataset(name: str) -> str:
     """Accept the name of a data set."""
     if name not in DATASETS:
-        raise ValueError(f"is no data set. {nearest(name, DATASETS)}")
+        raise ValueError(f"is no data set. {did_you_mean(name, DATASETS)}")
     return name
 
 
@@ -52,15 +53,9 @@ def known_partition(scheme: str) -> str:
     return scheme
 
 
-def no_switch(value: object) -> object:
-    """Refuse true and false, which count as 1 and 0 elsewhere."""
-    if isinstance(value, bool):
-        raise ValueError("must be a number")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(no_switch)]
-Number = Annotated[float, BeforeValidator(no_switch)]
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+"""Strict: "2" is not 2, and true is not 1."""
 
 
 def mistake(
@@ -80,7 +75,7 @@ class Section(BaseModel):
     def known_keys(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Refuse keys that are not known, and say which are, beside the mistakes in those that are."""
         mistakes = [
-            mistake("unknown_key", f"is not known. {nearest(key, cls.model_fields)}", {}, (key,), value)
+            mistake("unknown_key", f"is not known. {did_you_mean(key, cls.model_fields)}", {}, (key,), value)
             for key, value in (values.items() if isinstance(values, dict) else ())
             if key not in cls.model_fields
         ]
@@ -105,48 +100,41 @@ class Data(Section):
     """`validation`: a fifth of each client's training samples, which are then not trained on."""
 
 
-class CNN(Section):
+class NetworkSection(Section):
+    """A network of this package, with its options."""
+
+    name: str
+
+    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
+        """Make the network."""
+        return build(self.name, input_shape, classes, **self.model_dump(exclude={"name"}))
+
+
+class CNN(NetworkSection):
     """The paper's CNN1 and CNN2."""
 
     name: Literal["cnn1", "cnn2"]
     width: Number = Field(default=1.0, gt=0, le=100)
 
-    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
-        """Make the network."""
-        return {"cnn1": cnn1, "cnn2": cnn2}[self.name](input_shape, classes, self.width)
 
-
-class MLP(Section):
+class MLP(NetworkSection):
     """A multi-layer perceptron."""
 
     name: Literal["mlp"]
     hidden: tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...] = (128, 64)
 
-    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
-        """Make the network."""
-        return mlp(input_shape, classes, self.hidden)
 
-
-class ResNet(Section):
+class ResNet(NetworkSection):
     """A ResNet for 32x32 images."""
 
-    name: Literal["resnet"]
-    depth: Literal[8, 20, 32] = 20
-
-    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
-        """Make the network."""
-        return resnet(input_shape, classes, self.depth)
+    name: Literal["resnet8", "resnet20", "resnet32"]
 
 
-class Text(Section):
+class Text(NetworkSection):
     """The EmbeddingBag classifier for texts."""
 
     name: Literal["text"]
     dim: Whole = Field(default=64, ge=1, le=100_000)
-
-    def build(self, input_shape: Sequence[int], classes: int) -> nn.Module:
-        """Make the network."""
-        return text(input_shape, classes, self.dim)
 
 
 def named(value: object) -> object:
@@ -169,24 +157,18 @@ class Group(Section):
     bits: Annotated[Whole, AfterValidator(known_bits)] = 32
     quantize: tuple[str, ...] | None = None
     per_channel: bool = False
-    start: Start = "range"
+    init_centers: CenterInit = "range"
 
 
-class Training(Section):
-    """How long and how fast; the arguments of `Federation.fit`."""
+TRAINING = TypeAdapter(TrainingOptions)
 
-    epochs: Whole = Field(default=30, ge=1)
-    finetune_epochs: Whole | None = Field(default=None, ge=0)
-    local_steps: Whole = Field(default=10, ge=1)
-    batch_size: Whole | None = Field(default=None, ge=1)
-    steps_per_epoch: Whole | None = Field(default=None, ge=1)
-    lr: Number = Field(default=0.1, gt=0)
-    lr_decay: Number = Field(default=0.99, gt=0, le=1)
-    weight_decay: Number = Field(default=1e-4, ge=0)
-    momentum: Number = Field(default=0.0, ge=0, lt=1)
-    clients_per_round: Whole | None = Field(default=None, ge=1)
-    evaluate_every: Whole = Field(default=1, ge=1)
-    stretch: Number = Field(default=1.0, gt=0)
+
+def known_training(values: object) -> object:
+    """Refuse training options that do not exist, and say which do."""
+    names = [option.name for option in fields(TrainingOptions)]
+    if unknown := [key for key in (values if isinstance(values, dict) else ()) if key not in names]:
+        raise ValueError(" ".join(f"has no option '{key}'. {did_you_mean(key, names)}" for key in unknown))
+    return values
 
 
 def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
@@ -194,11 +176,13 @@ def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
     name = options.get("name", DEFAULT_ALGORITHM)
     kind = ALGORITHMS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise InvalidValueError(f"name {name!r} is no algorithm. {nearest(str(name), ALGORITHMS)}")
+        raise InvalidValueError(f"name {name!r} is no algorithm. {did_you_mean(str(name), ALGORITHMS)}")
     hyper = {k: v for k, v in options.items() if k != "name"}
     names = [f.name for f in fields(kind)]
     if unknown := [key for key in hyper if key not in names]:
-        raise InvalidValueError(" ".join(f"{name} has no hyperparameter '{u}'. {nearest(u, names)}" for u in unknown))
+        raise InvalidValueError(
+            " ".join(f"{name} has no hyperparameter '{u}'. {did_you_mean(u, names)}" for u in unknown)
+        )
     algorithm: AnyAlgorithm = TypeAdapter(kind).validate_python(hyper)
     return algorithm
 
@@ -211,18 +195,18 @@ def accepted(check: Callable[[dict[str, Any]], object], values: dict[str, Any]) 
 
 AlgorithmOptions = Annotated[dict[str, Any], AfterValidator(partial(accepted, build_algorithm))]
 """`name`, and hyperparameters by their names."""
-TrainingOptions = Annotated[dict[str, Any], AfterValidator(partial(accepted, Training.model_validate))]
+TrainingChanges = Annotated[dict[str, Any], AfterValidator(partial(accepted, TRAINING.validate_python))]
 
 
 class Peer(Section):
     """An algorithm to compare with, and what differs in its training."""
 
     algorithm: AlgorithmOptions
-    training: TrainingOptions = {}
+    training: TrainingChanges = {}
 
-    def trained(self, training: Training) -> Training:
+    def trained(self, training: TrainingOptions) -> TrainingOptions:
         """Return the experiment's training with this peer's changes."""
-        return Training.model_validate({**training.model_dump(), **self.training})
+        return replace(training, **self.training)
 
 
 class Method(NamedTuple):
@@ -231,11 +215,11 @@ class Method(NamedTuple):
     algorithm: AnyAlgorithm
     options: dict[str, Any]
     """As the experiment has them."""
-    training: Training
+    training: TrainingOptions
 
     def config(self) -> dict[str, Any]:
         """Return what the file of an experiment with this method alone would say of it."""
-        return {"algorithm": self.options, "training": self.training.model_dump()}
+        return {"algorithm": self.options, "training": asdict(self.training)}
 
 
 class Experiment(Section):
@@ -245,14 +229,14 @@ class Experiment(Section):
     data: Data
     clients: tuple[Group, ...] = Field(min_length=1)
     global_model: NetworkChoice | None = None
-    training: Training = Training()
+    training: Annotated[TrainingOptions, BeforeValidator(known_training)] = TrainingOptions()
     algorithm: AlgorithmOptions = {"name": DEFAULT_ALGORITHM}
     compare: tuple[Peer, ...] = ()
     """Further algorithms, run on the same clients beside the first one."""
 
     @property
-    def meeting(self) -> CNN | MLP | ResNet | Text:
-        """The network in which clients meet: that of the first group unless the file names one."""
+    def global_network(self) -> CNN | MLP | ResNet | Text:
+        """The network of the global model: that of the first group unless the file names one."""
         return self.global_model or self.clients[0].model
 
     @property
@@ -268,7 +252,7 @@ class Experiment(Section):
 def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
     """Read an experiment file, apply `key=value` changes, and validate the whole."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -1,17 +1,21 @@
 """Networks, and which of their tensors are quantized."""
 
 from quped.models.cnn import CNN, cnn1, cnn2
+from quped.models.functional import FunctionalNetwork
 from quped.models.mlp import MLP, mlp
-from quped.models.network import FunctionalNetwork, quantizable
+from quped.models.registry import NETWORKS, build
 from quped.models.resnet import ResNet, resnet
+from quped.models.select import quantizable
 from quped.models.text import TextClassifier, text
 
 __all__ = [
     "CNN",
     "MLP",
+    "NETWORKS",
     "FunctionalNetwork",
     "ResNet",
     "TextClassifier",
+    "build",
     "cnn1",
     "cnn2",
     "mlp",

@@ -10,8 +10,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from quped._native import conv_pool
 from quped.errors import NetworkError
-from quped.native import conv_pool
 
 KERNEL = 5
 SMALL_SIDE = 16

@@ -1,16 +1,29 @@
 """The mathematics of quantization: centers, quantizers, proximal maps, lambda schedules."""
 
-from quped.quant.centers import MAX_BITS, Start, initial_centers
+from quped.quant.centers import MAX_BITS, CenterInit, initial_centers
 from quped.quant.prox import descend_centers, prox_centers, prox_centers_exact, prox_weights
-from quped.quant.quantizer import Border, assign, by_centers, distance, hard, nearest, objective, place, quantize, soft
-from quped.quant.schedules import PAPER, Linear, schedule_for
+from quped.quant.quantizer import (
+    Assignment,
+    Codebook,
+    assign,
+    by_centers,
+    distance,
+    hard,
+    nearest,
+    objective,
+    place,
+    quantize,
+    soft,
+)
+from quped.quant.schedules import PAPER, LinearSchedule, schedule_for
 
 __all__ = [
     "MAX_BITS",
     "PAPER",
-    "Border",
-    "Linear",
-    "Start",
+    "Assignment",
+    "Codebook",
+    "LinearSchedule",
+    "CenterInit",
     "assign",
     "by_centers",
     "descend_centers",

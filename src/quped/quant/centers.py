@@ -6,33 +6,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quped._vmap import under_vmap
 from quped.errors import InvalidValueError, check
 from quped.quant.quantizer import hard, midpoints
-from quped.stacking import stacked
 
-Start = Literal["range", "kmeans"]
+CenterInit = Literal["range", "kmeans"]
 
 MAX_BITS = 8
 """So that the number of a center fits into a byte."""
 
 
-def initial_centers(weights: Tensor, m: int, start: Start = "range", *, per_channel: bool = False) -> Tensor:
+def initial_centers(
+    weights: Tensor, m: int, init_centers: CenterInit = "range", *, per_channel: bool = False
+) -> Tensor:
     """Return m sorted centers, `[1, m]` for the whole tensor or `[channels, m]` with one row per output channel.
 
     `range`: for two centers the mean of the negative and the mean of the positive weights, for more
     linspace(min, max). `kmeans`: centers at the means of their weights, a local minimum of the squared distance.
     """
     check(m >= 2, "number of centers", "at least 2", m)
-    check(start in ("range", "kmeans"), "start of the centers", "'range' or 'kmeans'", start)
+    check(init_centers in ("range", "kmeans"), "init_centers", "'range' or 'kmeans'", init_centers)
     rows = weights.detach().reshape(weights.shape[0] if per_channel and weights.dim() else 1, -1)
     low, high = rows.amin(1), rows.amax(1)
-    if not stacked() and bool((low == high).any()):  # where clients are stacked, no value can be asked for
+    if not under_vmap() and bool((low == high).any()):  # where clients are stacked, no value can be asked for
         raise InvalidValueError(
             f"{m} centers cannot be placed among weights that are all {low[low == high][0]:g}: initialise the layer "
             "with random values, or leave it unquantized."
         )
     centers = sign_means(rows, low, high) if m == 2 else spread(low, high, m)
-    return kmeans(rows, centers) if start == "kmeans" else centers
+    return kmeans(rows, centers) if init_centers == "kmeans" else centers
 
 
 def spread(low: Tensor, high: Tensor, m: int) -> Tensor:
@@ -71,7 +73,7 @@ def lloyd(ordered: Tensor, centers: Tensor, iterations: int = 1000) -> Tensor:
         count, total = edges.diff(dim=1), running.gather(1, edges).diff(dim=1)
         means = (total / count.clamp_min(1)).to(centers.dtype)
         moved = torch.where(count > 0, means, centers).sort(1).values
-        if not stacked() and torch.equal(moved, centers):
+        if not under_vmap() and torch.equal(moved, centers):
             break
         centers = moved
     return centers

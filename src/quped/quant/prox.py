@@ -4,17 +4,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quped.native import codebook
+from quped._native import codebook
 from quped.quant.quantizer import grouped, nearest, place
 
 
-def prox_weights(y: Tensor, centers: Tensor, strength: float, assignment: Tensor | None = None) -> Tensor:
+def prox_weights(y: Tensor, centers: Tensor, strength: float, assigned: Tensor | None = None) -> Tensor:
     """prox_{eta_1 lambda R(., c)}(y): move y toward its nearest center by strength / 2, and stop there.
 
-    `strength` is lambda * eta_1. The factor 1/2 comes from R. The `assignment` of y to the centers may be given if it
+    `strength` is lambda * eta_1. The factor 1/2 comes from R. `assigned`, the assignment of y to the centers may be given if it
     is known; it is that of the result, too.
     """
-    target = place(centers, nearest(y, centers) if assignment is None else assignment, y.shape)
+    target = place(centers, nearest(y, centers) if assigned is None else assigned, y.shape)
     return target + functional.softshrink(y - target, strength / 2)
 
 
@@ -27,20 +27,20 @@ def descend_centers(centers: Tensor, h: Tensor, eta2: float, clip: float) -> Ten
     return torch.add(centers, h.clamp(-clip, clip), alpha=-eta2)
 
 
-def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, strength: float, assignment: Tensor | None = None) -> Tensor:
+def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, strength: float, assigned: Tensor | None = None) -> Tensor:
     """prox_{eta_2 lambda R(x, .)}(mu), with R linearised at the centers c^t that mu = c^t - eta_2 h started from.
 
     c_j = mu_j + strength / 2 * (#{x assigned to j, x > c_j} - #{x assigned to j, x < c_j}), with `strength`
     lambda * eta_2: each center is pulled toward the median of its weights. The paper prints the opposite sign; its
-    own derivation gives this one. The `assignment` of x to the centers may be given if it is known.
+    own derivation gives this one. `assigned`, the assignment of x to the centers may be given if it is known.
     """
-    assignment = nearest(x, centers) if assignment is None else assignment
-    above = (grouped(x, centers) - codebook.place(centers, assignment)).sign()
-    return torch.add(mu, codebook.collect(above, assignment, mu.shape[1]), alpha=strength / 2)
+    assigned = nearest(x, centers) if assigned is None else assigned
+    above = (grouped(x, centers) - codebook.place(centers, assigned)).sign()
+    return torch.add(mu, codebook.collect(above, assigned, mu.shape[1]), alpha=strength / 2)
 
 
 def prox_centers_exact(
-    mu: Tensor, x: Tensor, centers: Tensor, strength: float, assignment: Tensor | None = None
+    mu: Tensor, x: Tensor, centers: Tensor, strength: float, assigned: Tensor | None = None
 ) -> Tensor:
     """prox_{eta_2 lambda R(x, .)}(mu) without linearising: only the assignment is held at the centers c^t.
 
@@ -49,12 +49,12 @@ def prox_centers_exact(
     bounds R from above and touches it at c^t, this step never increases F_lambda; the linearised step, which does not
     see a weight that sits exactly on its center, can.
     """
-    assignment = nearest(x, centers) if assignment is None else assignment
+    assigned = nearest(x, centers) if assigned is None else assigned
     weights = grouped(x, centers)
     result = mu.clone()
     for g in range(centers.shape[0]):
         for j in range(centers.shape[1]):
-            mine = weights[g][assignment[g] == j]
+            mine = weights[g][assigned[g] == j]
             count = torch.arange(mine.numel(), -mine.numel() - 1, -2, dtype=mu.dtype)
             result[g, j] = torch.cat([mine, mu[g, j] + strength / 2 * count]).median()
     return result

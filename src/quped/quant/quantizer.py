@@ -6,15 +6,24 @@ one group for per-layer centers, one per output channel for per-channel centers.
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from quped.native import codebook
+from quped._native import codebook
 
-Border = Literal["middle", "zero"]
-"""Where the border between two centers lies: half-way, or at 0."""
+Assignment = Literal["nearest", "sign"]
+"""How weights are assigned to centers: each to the nearest, or, if there are two, by its sign."""
+
+
+class Codebook(NamedTuple):
+    """A quantized tensor: its values, and which of them each weight has."""
+
+    centers: Tensor
+    """`[groups, m]`, ascending."""
+    indices: Tensor
+    """`[groups, n]`: for each weight the number of its center."""
 
 
 def grouped(x: Tensor, centers: Tensor) -> Tensor:
@@ -32,53 +41,53 @@ def nearest(x: Tensor, centers: Tensor) -> Tensor:
     return codebook.nearest(grouped(x, centers).detach(), centers.detach())
 
 
-def assign(x: Tensor, centers: Tensor, border: Border = "middle") -> Tensor:
+def assign(x: Tensor, centers: Tensor, assignment: Assignment = "nearest") -> Tensor:
     """Return, as `[groups, n]`, the index of the center that each weight belongs to: the nearest one.
 
-    With the border at zero, a negative and a positive center have the negative and the positive weights, wherever
+    By sign, a negative and a positive center have the negative and the positive weights, wherever
     they are; other pairs, and more than two centers, have those nearest to them.
     """
-    return nearest(x, bordered(centers, border))
+    return nearest(x, bordered(centers, assignment))
 
 
-def bordered(centers: Tensor, border: Border) -> Tensor:
+def bordered(centers: Tensor, assignment: Assignment) -> Tensor:
     """Return centers with the wanted borders in their middles."""
-    if border == "middle" or centers.shape[1] != 2:
+    if assignment == "nearest" or centers.shape[1] != 2:
         return centers
     apart = (centers[:, :1] < 0) & (centers[:, 1:] > 0)
     return torch.where(apart, centers.sign(), centers)
 
 
-def place(centers: Tensor, assignment: Tensor, shape: torch.Size) -> Tensor:
+def place(centers: Tensor, assigned: Tensor, shape: torch.Size) -> Tensor:
     """Return a tensor of `shape` holding, for each weight, the center that it is assigned to.
 
     Its gradient by a center is the sum of the gradients of the weights assigned to it: the limit P -> infinity of
     the paper's appendix.
     """
-    return codebook.place(centers, assignment).reshape(shape)
+    return codebook.place(centers, assigned).reshape(shape)
 
 
-def by_centers(by_weights: Tensor, centers: Tensor, assignment: Tensor) -> Tensor:
+def by_centers(by_weights: Tensor, centers: Tensor, assigned: Tensor) -> Tensor:
     """Return the gradient by the centers that `place` gives back for one by the weights: its sums."""
-    return codebook.collect(grouped(by_weights, centers), assignment, centers.shape[1])
+    return codebook.collect(grouped(by_weights, centers), assigned, centers.shape[1])
 
 
-def hard(x: Tensor, centers: Tensor, border: Border = "middle") -> Tensor:
+def hard(x: Tensor, centers: Tensor, assignment: Assignment = "nearest") -> Tensor:
     """Q_c(x): every weight becomes the center that it belongs to. The gradient by x is 0."""
-    return place(centers, assign(x, centers, border), x.shape)
+    return place(centers, assign(x, centers, assignment), x.shape)
 
 
-def soft(x: Tensor, centers: Tensor, sharpness: float, border: Border = "middle") -> Tensor:
+def soft(x: Tensor, centers: Tensor, sharpness: float, assignment: Assignment = "nearest") -> Tensor:
     """Q~_c(x) = c_1 + sum_{j>=2} (c_j - c_{j-1}) sigmoid(P (x - (c_j + c_{j-1}) / 2)), with `sharpness` P."""
     gaps = (centers[:, 1:] - centers[:, :-1]).unsqueeze(1)
-    borders = midpoints(bordered(centers, border))
+    borders = midpoints(bordered(centers, assignment))
     steps = torch.sigmoid(sharpness * (grouped(x, centers).unsqueeze(-1) - borders.unsqueeze(1)))
     return ((gaps * steps).sum(-1) + centers[:, :1]).reshape(x.shape)
 
 
-def quantize(x: Tensor, centers: Tensor, sharpness: float = math.inf, border: Border = "middle") -> Tensor:
+def quantize(x: Tensor, centers: Tensor, sharpness: float = math.inf, assignment: Assignment = "nearest") -> Tensor:
     """Q~_c(x) for a finite P, and its limit Q_c(x) for P = infinity."""
-    return hard(x, centers, border) if sharpness == math.inf else soft(x, centers, sharpness, border)
+    return hard(x, centers, assignment) if sharpness == math.inf else soft(x, centers, sharpness, assignment)
 
 
 def distance(x: Tensor, centers: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from quped.errors import check, number
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearSchedule:
     """lambda(t) = rate * t / decay^t, with t in epochs.
 
     With `decay` equal to the learning rate's decay per epoch, lambda(t) * eta_1(t) grows linearly to the end.
@@ -34,10 +34,10 @@ class Linear:
         return value
 
 
-PAPER: Mapping[int, Linear] = {1: Linear(1e-6, 0.99), 2: Linear(5e-6)}
+PAPER: Mapping[int, LinearSchedule] = {1: LinearSchedule(1e-6, 0.99), 2: LinearSchedule(5e-6)}
 """The paper's schedules for MNIST and FEMNIST, by bit-width."""
 
 
-def schedule_for(bits: int, schedules: Mapping[int, Linear]) -> Linear:
+def schedule_for(bits: int, schedules: Mapping[int, LinearSchedule]) -> LinearSchedule:
     """Return the schedule of the largest listed bit-width that is not above `bits`, or else of the smallest."""
     return schedules[max((b for b in schedules if b <= bits), default=min(schedules))]

@@ -1,0 +1,83 @@
+"""The cache: one file per data set, memory-mapped so that all processes share one copy, and never half-written."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quped._cache import cache_folder
+from quped.errors import DataError
+
+FORMAT = "1"
+"""Changes with the meaning of the stored tensors; a file of another format is fetched again."""
+
+Tensors = dict[str, Tensor]
+
+
+class Stored(NamedTuple):
+    """A data set in the cache."""
+
+    tensors: Tensors
+    """Mapped into memory: read from the disk when first touched."""
+    checksum: str
+    """The `checksum` of the tensors when they were written."""
+    source: str
+    """Where the data came from."""
+
+
+def stored_file(name: str) -> Path:
+    """Return the file in which a data set is stored, or would be."""
+    return cache_folder() / f"{name}.safetensors"
+
+
+def checksum(tensors: Tensors) -> str:
+    """Return the SHA-256 of all tensors with their names, types and shapes: the same whatever file they came from."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        sha.update(tensor.contiguous().numpy().data)
+    return sha.hexdigest()
+
+
+def write(file: Path, tensors: Tensors, source: str, scratch: Path) -> None:
+    """Store tensors: `file` is replaced in one step, by way of the folder `scratch` on the same disk."""
+    metadata = {"format": FORMAT, "checksum": checksum(tensors), "source": source}
+    part = scratch / file.name
+    # Serialised here, not by safetensors' save_file: that hides the cause of a failed write, and makes files that
+    # only their owner can read.
+    with part.open("wb") as handle:
+        handle.write(safetensors.torch.save(tensors, metadata))
+        handle.flush()
+        os.fsync(handle.fileno())
+    part.replace(file)
+
+
+def read(file: Path) -> Stored:
+    """Map a stored data set into memory. Truncated files are refused; that the bytes are right, see `intact`."""
+    name = file.stem
+    try:
+        with safe_open(file, "pt") as handle:
+            metadata = handle.metadata() or {}
+        tensors = safetensors.torch.load_file(file)
+    except FileNotFoundError:
+        raise DataError(
+            f"The data set '{name}' is not in {file.parent}: get it with `quped data fetch {name}`."
+        ) from None
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{file} cannot be read ({error}): get it again with `quped data fetch {name}`.") from error
+    if metadata.get("format") != FORMAT:
+        raise DataError(f"{file} was stored by another version: get it again with `quped data fetch {name}`.")
+    return Stored(tensors, metadata["checksum"], metadata["source"])
+
+
+def intact(file: Path) -> bool:
+    """Read all of a stored data set and compare it with its checksum."""
+    try:
+        stored = read(file)
+    except DataError:
+        return False
+    return checksum(stored.tensors) == stored.checksum

@@ -1,0 +1,33 @@
+"""The networks of this package by name: for experiment files, the command line, and files that name their network."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quped.errors import InvalidValueError, did_you_mean
+from quped.models.cnn import cnn1, cnn2
+from quped.models.mlp import mlp
+from quped.models.resnet import resnet
+from quped.models.text import text
+
+NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
+    "cnn1": cnn1,
+    "cnn2": cnn2,
+    "mlp": mlp,
+    "resnet8": partial(resnet, depth=8),
+    "resnet20": partial(resnet, depth=20),
+    "resnet32": partial(resnet, depth=32),
+    "text": text,
+}
+"""Each takes the shape of an input, the number of classes, and options of its own."""
+
+
+def build(name: str, input_shape: Sequence[int], classes: int, **options: Any) -> nn.Module:
+    """Return a network by its name; it keeps in `built_from` what it was built from."""
+    if name not in NETWORKS:
+        raise InvalidValueError(f"There is no network '{name}'. {did_you_mean(name, NETWORKS)}")
+    network = NETWORKS[name](input_shape, classes, **options)
+    vars(network)["built_from"] = {"name": name, "input_shape": list(input_shape), "classes": classes, **options}
+    return network

@@ -1,0 +1,38 @@
+"""Algorithm 1 of the paper for one network on one machine: a wrapper around a PyTorch optimizer; and its peers.
+
+>>> from quped import LinearSchedule
+>>> from quped.optim import CenterQuant, quantizable
+>>> opt = CenterQuant(torch.optim.Adam(model.parameters(), lr=1e-2), quantizable(model), bits=1, lam=LinearSchedule(1e-4))
+>>> for opt.t in range(1, 201):
+...     for x, y in loader:
+...         loss = opt.step(lambda q: cross_entropy(model(x), y))
+>>> opt.harden(model)
+
+Learning-rate schedulers take the base optimizer, here the Adam; its parameter groups are `opt.param_groups`, too.
+"""
+
+from quped.optim._buffers import recalibrate
+from quped.optim.base import Closure, QuantizedOptimizer, Schedule
+from quped.optim.binary_relax import BinaryRelax, geometric
+from quped.optim.center_quant import CenterQuant
+from quped.optim.kmeans import KMeans
+from quped.optim.prox_quant import ProxQuant
+from quped.optim.selection import Group, GroupSpec, Selection, quantizable
+from quped.optim.straight_through import StraightThrough
+
+__all__ = [
+    "BinaryRelax",
+    "CenterQuant",
+    "Closure",
+    "Group",
+    "GroupSpec",
+    "KMeans",
+    "ProxQuant",
+    "QuantizedOptimizer",
+    "Schedule",
+    "Selection",
+    "StraightThrough",
+    "geometric",
+    "quantizable",
+    "recalibrate",
+]

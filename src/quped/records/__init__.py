@@ -1,0 +1,26 @@
+"""What a run leaves on disk: records, checkpoints, and where they come from."""
+
+from quped.records.checkpoints import Checkpoints
+from quped.records.files import exclusive, flatten, plain, read_json, write_bytes, write_json
+from quped.records.provenance import revision, versions
+from quped.records.run import CHECKPOINTS, CONFIG, CURVES, MODELS, RESULT, RunRecord, has_failed, holds_run
+
+__all__ = [
+    "CHECKPOINTS",
+    "CONFIG",
+    "CURVES",
+    "MODELS",
+    "RESULT",
+    "Checkpoints",
+    "RunRecord",
+    "exclusive",
+    "flatten",
+    "has_failed",
+    "holds_run",
+    "plain",
+    "read_json",
+    "revision",
+    "versions",
+    "write_bytes",
+    "write_json",
+]

@@ -1,0 +1,94 @@
+"""Files that are whole or absent, folders used by one process at a time, and JSON."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from quped.errors import RunError
+
+PATIENCE = 10.0
+"""Seconds to wait for a folder: the workers of a killed run need a few to notice."""
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file aside, and move it into place when it is complete."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values as JSON to a file that is either there with all its content, or absent."""
+    try:
+        write_bytes(path, json.dumps(plain(dict(values)), indent=2, allow_nan=False).encode() + b"\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a file of a record, which must have these keys."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path.parent} holds no run: there is no {path.name}.") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}. If it is damaged, remove it and repeat the run.") from error
+    if not isinstance(values, dict) or not values.keys() >= set(keys):
+        raise RunError(f"{path} is damaged, or no part of a record: remove it and repeat the run.")
+    return values
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: infinity and NaN, for which it has no number, as the words that TOML uses."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested values one by one, each with its path, such as `training.lr`."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        flat |= flatten(value, f"{path}.") if isinstance(value, dict) else {path: repr(value)}
+    return flat
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Let no other process use a folder within the block; make it if need be, and remove it if it ends up empty."""
+    lock = FileLock(folder / ".lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=PATIENCE)
+    except Timeout:
+        raise RunError(
+            f"{folder} is in use by another process: wait until that ends, or name another folder."
+        ) from None
+    except OSError as error:
+        raise RunError(f"The folder {folder} cannot be used: {error.strerror}.") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while the lock is held: whoever waits for it checks that the file is still there
+            (folder / ".lock").unlink()
+        lock.release()
+        with suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,129 @@
+"""What a person reads at the end of a run: made of what `result.json` says."""
+
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from quped.algorithms import ALGORITHMS
+from quped.records import flatten
+
+Result = dict[str, Any]
+"""The content of a `result.json`."""
+
+MOST_ROWS = 30
+"""Clients listed one by one."""
+
+NARROW = 80
+"""Columns of a terminal, below which a table is shortened."""
+
+
+def title(result: Result) -> str:
+    """Return an algorithm's proper name."""
+    return ALGORITHMS[result["algorithm"]].__name__
+
+
+def titles(results: list[Result]) -> list[str]:
+    """Return the names of methods: of those that are there twice with the options in which they differ."""
+    names = [title(result) for result in results]
+    options = [flatten(result.get("hyperparameters", {})) | flatten(result.get("training", {})) for result in results]
+    shown = []
+    for name, mine in zip(names, options, strict=True):
+        alike = [other for other_name, other in zip(names, options, strict=True) if other_name == name]
+        differ = [f"{key} {value}" for key, value in mine.items() if any(other.get(key) != value for other in alike)]
+        shown.append(f"{name}, {', '.join(differ)}" if differ else name)
+    return shown
+
+
+def accuracy(result: Result) -> float:
+    """Return the accuracy, mean over clients."""
+    return float(result["accuracy"]["mean"])
+
+
+def where(result: Result) -> str:
+    """Say if accuracies are not those on test samples."""
+    return ", on validation samples" if result["config"]["data"]["evaluate_on"] == "validation" else ""
+
+
+def mean(result: Result, field: str) -> float:
+    """Return the mean over clients of a number."""
+    return float(np.mean([client[field] for client in result["clients"]]))
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as a person writes it."""
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB" if count >= 1e3 else f"{count:.0f} B"
+
+
+def bits_label(client: Result) -> str:
+    """Return the bits per weight of a client's quantized parameters: "2", "1-8", or "float"."""
+    widths = sorted(set(client["bits"].values()))
+    return "float" if not widths else str(widths[0]) if len(widths) == 1 else f"{widths[0]}-{widths[-1]}"
+
+
+def percent(share: float | None) -> str:
+    """Return an accuracy as a person reads it; nothing if there is none."""
+    return "" if share is None else f"{share:.1%}"
+
+
+def client_table(result: Result, width: int) -> Table:
+    """One line per client: what it runs, how well, and how large that is; in a narrow terminal, the most important."""
+    table = Table(title=f"{title(result)}: what every client got{where(result)}", title_justify="left")
+    columns = ["client", "network", "bits", "samples", "accuracy", "size", "as float32"]
+    kept = [name for name in columns if width >= NARROW or name not in ("network", "as float32")]
+    for name in kept:
+        table.add_column(name, no_wrap=True, justify="left" if name in ("client", "network") else "right")
+
+    def add(**cells: str) -> None:
+        table.add_row(*(cells.get(name.replace(" ", "_"), "") for name in kept))
+
+    clients = result["clients"]
+    for c in clients[:MOST_ROWS]:
+        add(
+            client=c["name"],
+            network=c["network"],
+            bits=bits_label(c),
+            samples=f"{c['samples']:,}",
+            accuracy=percent(c["accuracy"]),
+            size=size(c["bytes_packed"]),
+            as_float32=size(c["bytes_float32"]),
+        )
+    if len(clients) > MOST_ROWS:
+        add(client=f"{len(clients) - MOST_ROWS:,} more")
+    table.add_section()
+    add(
+        client="mean",
+        samples=f"{mean(result, 'samples'):,.0f}",
+        accuracy=percent(accuracy(result)),
+        size=size(mean(result, "bytes_packed")),
+        as_float32=size(mean(result, "bytes_float32")),
+    )
+    if result["global_accuracy"] is not None:
+        add(client="global model", accuracy=percent(result["global_accuracy"]))
+    return table
+
+
+def comparison_table(results: list[Result]) -> Table:
+    """One line per algorithm."""
+    table = Table(title=f"The same clients, other methods{where(results[0])}", title_justify="left")
+    table.add_column("method")
+    for name in ("accuracy", "worst client", "size per client", "seconds"):
+        table.add_column(name, justify="right")
+    for name, result in zip(titles(results), results, strict=True):
+        worst = min(result["accuracy"]["per_client"].values())
+        packed = size(mean(result, "bytes_packed"))
+        table.add_row(name, f"{accuracy(result):.1%}", f"{worst:.1%}", packed, f"{result['seconds']:.0f}")
+    return table
+
+
+def verdict(results: list[Result]) -> str:
+    """Say in a sentence per method how the first one compares with it."""
+    first, names = results[0], titles(results)
+    lines = []
+    for other, name in zip(results[1:], names[1:], strict=True):
+        gap = 100 * (accuracy(first) - accuracy(other))
+        words = f"{abs(gap):.1f} points {'above' if gap > 0 else 'below'}" if abs(gap) >= 0.05 else "as accurate as"
+        ratio = mean(other, "bytes_packed") / mean(first, "bytes_packed")
+        space = f", in 1/{ratio:.1f} of the space" if ratio > 1.05 else ""
+        lines.append(f"{names[0]} is {words} {name}{space}.")
+    return "\n".join(lines)

@@ -1,0 +1,47 @@
+"""What every engine can do."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from quped import _tree
+from quped.algorithms import Deployed
+from quped.typing import Clock
+
+
+class Engine(Protocol):
+    """Holds the personal states of all clients, and computes their rounds."""
+
+    def run_round(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
+        """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
+        ...
+
+    def deploy(self, shared: Any, client: int) -> Deployed:
+        """Return the model that a client uses now."""
+        ...
+
+    def evaluate(self, shared: Any) -> dict[int, float]:
+        """Return the accuracy of each client's deployed model on its own test samples, if it has some."""
+        ...
+
+    def states(self) -> dict[int, Any]:
+        """Return the personal state of every client that took part."""
+        ...
+
+    def restore(self, states: Mapping[int, Any]) -> None:
+        """Continue from such states."""
+        ...
+
+    def close(self) -> None:
+        """Release processes and files."""
+        ...
+
+
+def mean(payloads: Iterable[Any]) -> Any:
+    """Return the mean of payloads, added one by one in their order: the same bits in every engine."""
+    total, count = None, 0
+    for payload in payloads:
+        total = payload if total is None else _tree.map_leaves(torch.add, total, payload)
+        count += 1
+    return _tree.map_leaves(lambda leaf: leaf / count, total)

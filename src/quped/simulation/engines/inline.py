@@ -1,0 +1,65 @@
+"""The engine for debugging and small federations: everything in this process, one client after the other."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from quped.algorithms import Deployed
+from quped.simulation.client_round import evaluate_client, initial_personal, one_thread, run_client
+from quped.simulation.engines.base import mean
+from quped.simulation.setup import Setup
+from quped.typing import Clock
+
+
+class InlineEngine:
+    """Holds every client's personal state in memory."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._personal: dict[int, Any] = {}
+
+    def run_round(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
+        """Run one round of the chosen clients; return the mean of their payloads and the mean loss."""
+        losses: list[float] = []
+
+        def payloads() -> Iterator[Any]:
+            for client in chosen:
+                personal = self.personal(shared, client)
+                self._personal[client], payload, loss = run_client(
+                    self._setup, self._setup.clients[client], shared, personal, clock
+                )
+                losses.append(loss)
+                yield payload
+
+        with one_thread():
+            return mean(payloads()), sum(losses) / len(losses)
+
+    def personal(self, shared: Any, client: int) -> Any:
+        """Return a client's own state; before its first round, its initial state."""
+        if client in self._personal:
+            return self._personal[client]
+        return initial_personal(self._setup, self._setup.clients[client], shared)
+
+    def deploy(self, shared: Any, client: int) -> Deployed:
+        """Return the model that a client uses now."""
+        spec = self._setup.clients[client].spec
+        return self._setup.algorithm.deploy(spec, shared, self.personal(shared, client))
+
+    def evaluate(self, shared: Any) -> dict[int, float]:
+        """Return the accuracy of each client's deployed model on its own test samples, if it has some."""
+        with one_thread():
+            return {
+                i: evaluate_client(self._setup, client, client.test, shared, self.personal(shared, i))
+                for i, client in enumerate(self._setup.clients)
+                if client.test is not None
+            }
+
+    def states(self) -> dict[int, Any]:
+        """Return the personal state of every client that took part."""
+        return dict(self._personal)
+
+    def restore(self, states: Mapping[int, Any]) -> None:
+        """Continue from such states."""
+        self._personal = dict(states)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""

@@ -1,0 +1,133 @@
+"""The engine for GPUs: clients that are alike are stacked, and their rounds computed at once under torch.func.vmap.
+
+A small network leaves most of a GPU idle; fifty of them in one operation do not. The result is that of the inline
+engine up to rounding, since a stack is added up in another order; dropout draws other numbers.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.func import vmap
+
+from quped import _tree
+from quped._rng import torch_seeded
+from quped._vmap import entering_vmap
+from quped.algorithms import Deployed
+from quped.errors import InvalidValueError, RunError
+from quped.simulation.client_round import batches_of, check_loss, client_round, naming, one_thread, run_client
+from quped.simulation.engines.base import mean
+from quped.simulation.engines.inline import InlineEngine
+from quped.simulation.setup import Setup
+from quped.typing import Batch, Clock
+
+Steps = tuple[tuple[Batch, ...], ...]
+"""The batches of a client's round."""
+
+Outcome = tuple[Any, Any, float]
+"""A client's personal state, payload and loss after its round."""
+
+
+def check_device(device: torch.device | str) -> None:
+    """Raise if PyTorch cannot compute on a device here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        cause = str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
+        raise InvalidValueError(
+            f"The device '{device}' cannot be used here: {cause}. Leave it out to use the CPU."
+        ) from error
+
+
+class VmapEngine:
+    """Computes on a device; between rounds the clients' states lie in main memory.
+
+    Clients are alike that have the same spec and batches of the same shape. One that is like no other is computed as
+    the inline engine does it, on the CPU.
+    """
+
+    def __init__(self, setup: Setup, device: torch.device | str) -> None:
+        check_device(device)
+        self._setup = setup
+        self._device = device
+        self._inline = InlineEngine(setup)
+        """Holds the states, and evaluates."""
+
+    def run_round(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
+        """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
+        steps: dict[int, Steps] = {}
+        groups: dict[Hashable, list[int]] = {}
+        for number in chosen:
+            client = self._setup.clients[number]
+            with naming(client, clock.round), torch_seeded(self._setup.seed, "steps", client.name, clock.round):
+                steps[number] = tuple(batches_of(self._setup, client, clock))
+            groups.setdefault((client.spec.group, shapes(steps[number])), []).append(number)
+        done: dict[int, Outcome] = {}
+        with one_thread():
+            for group in groups.values():
+                if len(group) == 1:
+                    done[group[0]] = self._run_alone(shared, clock, group[0])
+                else:
+                    outcomes = self._run_stacked(shared, clock, group, [steps[client] for client in group])
+                    done |= zip(group, outcomes, strict=True)
+        self._inline.restore(self._inline.states() | {client: personal for client, (personal, _, _) in done.items()})
+        losses = [done[client][2] for client in chosen]
+        return mean(done[client][1] for client in chosen), sum(losses) / len(losses)
+
+    def deploy(self, shared: Any, client: int) -> Deployed:
+        """Return the model that a client uses now."""
+        return self._inline.deploy(shared, client)
+
+    def evaluate(self, shared: Any) -> dict[int, float]:
+        """Return the accuracy of each client's deployed model on its own test samples, if it has some."""
+        return self._inline.evaluate(shared)
+
+    def states(self) -> dict[int, Any]:
+        """Return the personal state of every client that took part."""
+        return self._inline.states()
+
+    def restore(self, states: Mapping[int, Any]) -> None:
+        """Continue from such states."""
+        self._inline.restore(states)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+    def _run_alone(self, shared: Any, clock: Clock, client: int) -> Outcome:
+        personal = self._inline.personal(shared, client)
+        return run_client(self._setup, self._setup.clients[client], shared, personal, clock)
+
+    def _run_stacked(self, shared: Any, clock: Clock, group: Sequence[int], steps: Sequence[Steps]) -> list[Outcome]:
+        """Compute the rounds of clients with one specification at once."""
+        clients = [self._setup.clients[client] for client in group]
+        spec, count = clients[0].spec, len(group)
+
+        def one_client(shared: Any, personal: Any, steps: Steps) -> tuple[Any, Any, torch.Tensor]:
+            return client_round(self._setup.algorithm, spec, shared, personal, steps, clock)
+
+        def stack(*leaves: torch.Tensor) -> torch.Tensor:
+            return torch.stack(leaves).to(self._device)
+
+        # The shared state is stacked, too: BatchNorm changes copies of it in place, each client its own.
+        everyones = _tree.map_leaves(lambda leaf: leaf.to(self._device).expand(count, *leaf.shape), shared)
+        personals = _tree.map_leaves(stack, *(self._inline.personal(shared, client) for client in group))
+        try:
+            with entering_vmap(), torch_seeded(self._setup.seed, "steps", clients[0].name, clock.round):
+                all_clients = vmap(one_client, randomness="different")
+                results = all_clients(everyones, personals, _tree.map_leaves(stack, *steps))
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            names = ", ".join(f"'{client.name}'" for client in clients)
+            raise RunError(
+                f"Round {clock.round + 1} of the clients {names} cannot be computed at once: {error} "
+                "Without device=..., they are computed one by one."
+            ) from error
+        # A client's part is copied: it would keep the memory of the whole stack.
+        outcomes = [_tree.map_leaves(lambda leaf, i=i: leaf[i].to("cpu", copy=True), results) for i in range(count)]
+        for client, (_, _, loss) in zip(clients, outcomes, strict=True):
+            check_loss(client, clock, float(loss))
+        return [(personal, payload, float(loss)) for personal, payload, loss in outcomes]
+
+
+def shapes(steps: Steps) -> Hashable:
+    """Return what must be equal for batches to be stacked."""
+    return tuple((leaf.shape, leaf.dtype) for _, leaf in _tree.items(steps))

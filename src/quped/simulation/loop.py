@@ -1,0 +1,89 @@
+"""The loop of a federation, written once. An engine says where a client's round is computed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quped._rng import generator
+from quped.result import Evaluation
+from quped.simulation.engines.base import Engine
+from quped.simulation.schedule import Schedule
+from quped.simulation.setup import Setup
+from quped.typing import Clock
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that is done."""
+
+    clock: Clock
+    """Its number and epoch, both from 0, its phase and learning rate."""
+    rounds: int
+    """Of the whole run."""
+    loss: float
+    """Training loss, mean over the round's clients and steps."""
+    evaluation: Evaluation | None
+    """None in rounds without evaluation."""
+    shared: Any
+    """The server's state after the round."""
+    seconds: float
+    """Since the run began, without interruptions."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the schedule ends with it."""
+        return self.clock.round + 1 == self.rounds
+
+
+class Observer(Protocol):
+    """Is told of every round, in the order of the rounds."""
+
+    def after_round(self, round_: Round) -> bool | None:
+        """Take note of a round. Return True to end the run with it."""
+        ...
+
+
+class Timer(Protocol):
+    """Tells the seconds since the run began."""
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+        ...
+
+
+def sample_clients(schedule: Schedule, clients: int, seed: int, round_: int) -> list[int]:
+    """Return the clients of a round, in ascending order."""
+    if schedule.clients_per_round >= clients:
+        return list(range(clients))
+    picked = generator(seed, "clients", round_).choice(clients, schedule.clients_per_round, replace=False)
+    return sorted(int(i) for i in picked)
+
+
+def simulate(
+    setup: Setup, engine: Engine, observers: Sequence[Observer], timer: Timer, shared: Any, first: int = 0
+) -> Round | None:
+    """Run all rounds from the first on, and tell the observers of each; return the last one that was run."""
+    round_ = None
+    for clock in map(setup.schedule.clock, range(first, setup.schedule.rounds)):
+        chosen = sample_clients(setup.schedule, len(setup.clients), setup.seed, clock.round)
+        mean, loss = engine.run_round(shared, clock, chosen)
+        shared = setup.algorithm.server_update(shared, mean)
+        due = setup.schedule.evaluates(clock.round)
+        evaluation = evaluate(setup, engine, shared, clock, loss, timer) if due else None
+        round_ = Round(clock, setup.schedule.rounds, loss, evaluation, shared, timer())
+        if any_stops(observers, round_):
+            break
+    return round_
+
+
+def any_stops(observers: Iterable[Observer], round_: Round) -> bool:
+    """Tell every observer of a round; say whether one of them ends the run."""
+    return any([observer.after_round(round_) for observer in observers])
+
+
+def evaluate(setup: Setup, engine: Engine, shared: Any, clock: Clock, loss: float, timer: Timer) -> Evaluation:
+    """Evaluate every client's deployed model on its own test samples."""
+    scores = engine.evaluate(shared)
+    by_name = {setup.clients[i].name: score for i, score in scores.items()}
+    accuracy = {name: by_name[name] for name in setup.names if name in by_name}
+    return Evaluation(clock.round, clock.epoch, clock.phase.value, loss, accuracy, timer())

@@ -1,0 +1,136 @@
+"""The options of training, written once: `Federation.fit`, the schedule and experiment files all take them from here."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar, cast
+
+from quped.algorithms import SGD
+from quped.errors import InvalidValueError, check, check_whole, did_you_mean, number
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def _help(text: str) -> Mapping[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How long and how fast a federation trains."""
+
+    epochs: int = field(default=30, metadata=_help("Passes over the data of an average client."))
+    local_steps: int = field(
+        default=10,
+        metadata=_help("tau, the steps of a client between two communications. The last round may be shorter."),
+    )
+    batch_size: int | None = field(
+        default=None,
+        metadata=_help(
+            "Samples in a batch; 25 by default. With `steps_per_epoch` and no `batch_size`, each client gets the "
+            "batch size at which an epoch is one pass over its own data."
+        ),
+    )
+    steps_per_epoch: int | None = field(
+        default=None,
+        metadata=_help("Steps of an epoch; by default as many as the average client needs to see its samples once."),
+    )
+    lr: float = field(default=0.1, metadata=_help("eta_1, the learning rate of the weights."))
+    lr_decay: float = field(default=0.99, metadata=_help("Factor on the learning rate per epoch."))
+    weight_decay: float = field(default=1e-4, metadata=_help("Weight decay of SGD."))
+    momentum: float = field(default=0.0, metadata=_help("Momentum of SGD."))
+    finetune_epochs: int | None = field(
+        default=None,
+        metadata=_help(
+            "The last epochs, spent on fine-tuning after hard quantization; by default a sixth of the epochs, at least "
+            "the last of several rounds, and none if no client is quantized."
+        ),
+    )
+    clients_per_round: int | None = field(
+        default=None, metadata=_help("K, the clients sampled for each round; by default all take part.")
+    )
+    evaluate_every: int = field(
+        default=1, metadata=_help("Epochs between two evaluations. The last round is always evaluated.")
+    )
+    schedule_epochs: int | None = field(
+        default=None,
+        metadata=_help(
+            "Epochs of the schedules of learning rate and lambda; by default `epochs`. A shortened run passes through "
+            "the whole schedule of the longer one that it stands for."
+        ),
+    )
+
+    # Read by the validator of experiment files: unknown names and "2" for 2 are mistakes there, too.
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True}
+
+    def __post_init__(self) -> None:
+        mistakes = [mistake for name in RULES if (mistake := _mistake(name, getattr(self, name))) is not None]
+        if not mistakes and self.finetune_epochs is not None and self.finetune_epochs > self.epochs:
+            mistakes.append(f"The finetune_epochs must be from 0 to {self.epochs}, got {self.finetune_epochs}.")
+        if mistakes:
+            raise InvalidValueError(" ".join(mistakes))
+
+    @property
+    def sgd(self) -> SGD:
+        """The optimizer of the weights."""
+        return SGD(self.weight_decay, self.momentum)
+
+
+def _positive(name: str, value: object) -> None:
+    check(0 < number(value) < math.inf, name, "above 0 and finite", value)
+
+
+def _whole(low: int) -> Callable[[str, object], None]:
+    return lambda name, value: check_whole(name, value, low)
+
+
+RULES: Mapping[str, Callable[[str, object], object]] = {
+    "epochs": _whole(1),
+    "local_steps": _whole(1),
+    "batch_size": _whole(1),
+    "steps_per_epoch": _whole(1),
+    "lr": _positive,
+    "lr_decay": lambda name, value: check(0 < number(value) <= 1, name, "above 0 and at most 1", value),
+    "weight_decay": lambda name, value: SGD(weight_decay=cast(float, value)),
+    "momentum": lambda name, value: SGD(momentum=cast(float, value)),
+    "finetune_epochs": _whole(0),
+    "clients_per_round": _whole(1),
+    "evaluate_every": _whole(1),
+    "schedule_epochs": _whole(1),
+}
+"""What each option may be."""
+
+OPTIONAL = {option.name for option in fields(TrainingOptions) if option.default is None}
+
+
+def _mistake(name: str, value: object) -> str | None:
+    """Return what is wrong with the value of an option, if anything."""
+    if value is None and name in OPTIONAL:
+        return None
+    try:
+        RULES[name](name, value)
+    except InvalidValueError as error:
+        return str(error)
+    return None
+
+
+def training_options(options: TrainingOptions | None, changes: Mapping[str, Any]) -> TrainingOptions:
+    """Return options with changes by name."""
+    check(options is None or isinstance(options, TrainingOptions), "options", "a TrainingOptions(...)", options)
+    names = [option.name for option in fields(TrainingOptions)]
+    if unknown := [name for name in changes if name not in names]:
+        raise InvalidValueError(f"There is no training option '{unknown[0]}'. {did_you_mean(unknown[0], names)}")
+    given = {} if options is None else {name: getattr(options, name) for name in names}
+    return TrainingOptions(**{**given, **changes})
+
+
+def documented(function: Function) -> Function:
+    """List the training options in the docstring of a function that takes them by name."""
+    lines = []
+    for option in fields(TrainingOptions):
+        kind = option.type if isinstance(option.type, str) else getattr(option.type, "__name__", str(option.type))
+        lines.append(f"    {option.name}: {kind} = {option.default!r}\n        {option.metadata['help']}")
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n        Training options:\n" + "\n".join(
+        "        " + line.replace("\n", "\n        ") for line in lines
+    )
+    return function

@@ -1,0 +1,84 @@
+"""A run as engines see it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from quped.algorithms import AnyAlgorithm, ClientSpec, QuPeD
+from quped.data import Samples
+from quped.errors import check
+from quped.models import FunctionalNetwork
+from quped.simulation.options import TrainingOptions
+from quped.simulation.schedule import DEFAULT_BATCH_SIZE, Schedule
+
+
+@dataclass(frozen=True)
+class SimClient:
+    """A client that was checked: what an engine runs."""
+
+    name: str
+    """Also the key of the client's random numbers."""
+    spec: ClientSpec
+    network: FunctionalNetwork
+    train: Samples
+    test: Samples | None
+    batch_size: int = DEFAULT_BATCH_SIZE
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a run follows from."""
+
+    algorithm: AnyAlgorithm
+    clients: Sequence[SimClient]
+    """In the order of their names, so that permuting a user's clients changes nothing."""
+    schedule: Schedule
+    seed: int
+    global_network: FunctionalNetwork
+    options: TrainingOptions
+    names: Sequence[str]
+    """Of the clients, in the order in which the user gave them: results have this order."""
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: AnyAlgorithm,
+        clients: Sequence[SimClient],
+        global_network: FunctionalNetwork,
+        options: TrainingOptions,
+        seed: int,
+        names: Sequence[str] | None = None,
+    ) -> "Setup":
+        """Return the setup of a run with these options."""
+        quantizes = any(client.spec.bits for client in clients)
+        schedule = Schedule.of(options, [len(client.train) for client in clients], quantizes=quantizes)
+        if isinstance(algorithm, QuPeD):
+            check_warmup(algorithm.warmup_epochs, schedule)
+        specs = {client.spec.group: replace(client.spec, sgd=options.sgd) for client in clients}
+
+        def batch_size(client: SimClient) -> int:
+            if options.batch_size is None and options.steps_per_epoch is not None:
+                return math.ceil(len(client.train) / options.steps_per_epoch)
+            return int(options.batch_size or DEFAULT_BATCH_SIZE)
+
+        ready = [replace(client, spec=specs[client.spec.group], batch_size=batch_size(client)) for client in clients]
+        order = [client.name for client in clients] if names is None else list(names)
+        return cls(algorithm, ready, schedule, seed, global_network, options, order)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the method's hyperparameters, and the training: the options, and what follows from them."""
+        training = asdict(self.schedule) | asdict(self.options.sgd) | {"batch_size": self._batch_size()}
+        return {"hyperparameters": asdict(self.algorithm), "training": training}
+
+    def _batch_size(self) -> int | None:
+        """Return the batch size; None if clients have their own."""
+        sizes = {client.batch_size for client in self.clients}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+def check_warmup(epochs: float, schedule: Schedule) -> None:
+    """Raise if the warm-up leaves no epoch for training before the fine-tuning."""
+    training = math.ceil((schedule.epochs - schedule.finetune_epochs) * schedule.stretch)
+    rule = f"below {training}, the epochs before fine-tuning"
+    check(epochs == 0 or epochs < training, "warmup_epochs", rule, epochs)

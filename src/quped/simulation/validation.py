@@ -1,0 +1,284 @@
+"""All that is checked before clients train."""
+
+import warnings
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from quped._rng import torch_seeded
+from quped.algorithms import FULL_PRECISION, AnyAlgorithm, ClientSpec
+from quped.client import Client, ModelSource
+from quped.data import Samples, as_samples
+from quped.data.from_user import dtype_name
+from quped.errors import InvalidValueError, NetworkError, QupedError, check, is_whole
+from quped.models import FunctionalNetwork, quantizable
+from quped.quant import MAX_BITS
+from quped.simulation.setup import SimClient
+
+BITS = (*range(1, MAX_BITS + 1), FULL_PRECISION)
+
+
+def validate_clients(
+    clients: Sequence[Client], algorithm: AnyAlgorithm, global_model: ModelSource | None, seed: int
+) -> tuple[list[SimClient], FunctionalNetwork]:
+    """Return the clients as engines run them, in the order of their names, and the global network."""
+    check_names(clients)
+    # Clients stand in the order of their names, so that permuting them changes nothing.
+    clients = sorted(clients, key=lambda client: client.name)
+    networks = Networks(seed)
+    check_method(clients, algorithm, global_model, networks)
+    source = clients[0].model if global_model is None else global_model
+    owner = f"client '{clients[0].name}'" if global_model is None else "the global model"
+    shared = networks.make(source, owner)
+    groups: dict[Hashable, ClientSpec] = {}
+    checked = [check_client(client, algorithm, shared, networks, groups) for client in clients]
+    warn_of_unseen_classes(checked)
+    return checked, shared
+
+
+def check_names(clients: Sequence[Client]) -> None:
+    """Raise unless there are clients, with distinct names."""
+    check(all(isinstance(client, Client) for client in clients), "clients", "a list of Client(...)", clients)
+    check(len(clients) > 0, "number of clients", "at least 1", 0)
+    for name in (names := [client.name for client in clients]):
+        check(isinstance(name, str) and name != "", "name of a client", "a non-empty string", name)
+    for name, count in Counter(names).items():
+        check(count == 1, "names of the clients", "distinct", name)
+
+
+class Networks:
+    """Makes and tries every network once."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._made: dict[int, FunctionalNetwork] = {}
+        self._defaults: dict[int, tuple[str, ...]] = {}
+        self._outputs: dict[Hashable, int] = {}
+
+    def make(self, source: ModelSource, who: str) -> FunctionalNetwork:
+        """Return the network of a module, or of a function that makes one."""
+        if id(source) not in self._made:
+            module = self._module(source, who)
+            try:
+                self._made[id(source)] = FunctionalNetwork(module)
+                self._defaults[id(source)] = quantizable(module)
+            except QupedError as error:
+                raise type(error)(f"The network of {who} cannot be used: {error}") from error
+        return self._made[id(source)]
+
+    def bits(self, client: Client, who: str) -> dict[str, int]:
+        """Return the bits of each tensor that a client quantizes."""
+        network = self.make(client.model, who)
+        if isinstance(client.bits, Mapping):
+            check(
+                client.quantize is None, f"'quantize' of {who}", "left out: 'bits' names the tensors", client.quantize
+            )
+            for name, bits in client.bits.items():
+                check(is_whole(bits) and bits in BITS, f"'bits' of '{name}' of {who}", "one of 1..8 or 32", bits)
+            chosen = {name: int(bits) for name, bits in client.bits.items() if bits < FULL_PRECISION}
+        else:
+            check(is_whole(client.bits) and client.bits in BITS, f"'bits' of {who}", "one of 1..8 or 32", client.bits)
+            listed = client.quantize is None or isinstance(client.quantize, list | tuple)
+            check(listed, f"'quantize' of {who}", "a list of names of parameters", client.quantize)
+            names = self._defaults[id(client.model)] if client.quantize is None else tuple(client.quantize)
+            if client.bits == FULL_PRECISION and client.quantize is None:
+                return {}
+            chosen = dict.fromkeys(names, int(client.bits))
+        try:
+            network.check_quantizable(tuple(chosen))
+        except NetworkError as error:
+            raise NetworkError(f"The network of {who} cannot be quantized: {error}") from error
+        if not chosen and client.bits != FULL_PRECISION:
+            raise NetworkError(
+                f"The network of {who}, {network.name}, has nothing to quantize (it may have no layer between the "
+                f"first and the last): name parameters with quantize=[...]. It has {', '.join(network.initial.params)}."
+            )
+        return {name: bits for name, bits in chosen.items() if bits < FULL_PRECISION}
+
+    def outputs(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
+        """Run a network on one sample, once for each kind of input, and return the number of its outputs."""
+        with torch_seeded(self._seed, "kind"):  # PyTorch data sets, and networks, may be random
+            inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
+            key = (id(network), *((x.shape[1:], x.dtype) for x in inputs))
+            if key not in self._outputs:
+                self._outputs[key] = count_outputs(network, inputs, what)
+        return self._outputs[key]
+
+    def _module(self, source: ModelSource, who: str) -> nn.Module:
+        made: object = source
+        if not isinstance(source, nn.Module) and callable(source):
+            try:
+                with torch_seeded(self._seed, "init"):
+                    made = source()
+            except Exception as error:  # whatever a user's function does
+                raise NetworkError(f"The model of {who} cannot be made: {type(error).__name__}: {error}") from error
+        if not isinstance(made, nn.Module):
+            raise NetworkError(f"The model of {who} must be an nn.Module or a function that makes one, got {made!r}.")
+        return made
+
+
+def count_outputs(network: FunctionalNetwork, inputs: tuple[Tensor, ...], what: str) -> int:
+    """Return the number of class scores that a network gives for these inputs."""
+    try:
+        with torch.no_grad():
+            logits: object = network(network.initial.params, network.initial.buffers, inputs, train=False)[0]
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        kinds = ", ".join(f"{dtype_name(x.dtype)} of shape {tuple(x.shape)}" for x in inputs)
+        usual = torch.get_default_dtype()
+        odd = {p.dtype for p in network.initial.params.values()} - {usual}
+        hint = f" (Its weights are {dtype_name(odd.pop())}: convert it to {dtype_name(usual)}.)" if odd else ""
+        if not hint and any(x.dtype == torch.uint8 for x in inputs):
+            hint = f" (Convert bytes, such as those of images, to {dtype_name(usual)} first: x / 255.)"
+        raise NetworkError(f"{what} cannot run on its data, {kinds}: {error}{hint}") from error
+    if not isinstance(logits, Tensor):
+        raise NetworkError(
+            f"{what} must return one tensor of class scores, got a {type(logits).__name__}: wrap it in a module whose "
+            "forward() returns the scores alone."
+        )
+    if logits.dim() != 2:
+        raise NetworkError(f"{what} must give one row of class scores for each sample, got {tuple(logits.shape)}.")
+    warn_of_probabilities(logits, what)
+    return logits.shape[1]
+
+
+def warn_of_probabilities(outputs: Tensor, what: str) -> None:
+    """Warn of a network that seems to end in softmax: cross-entropy takes logits."""
+    total = outputs.sum(1)
+    sums_to_one = outputs.shape[1] > 1 and bool((outputs >= 0).all()) and torch.allclose(total, torch.ones_like(total))
+    logs_to_one = bool((outputs <= 0).all()) and torch.allclose(outputs.exp().sum(1), torch.ones_like(total))
+    if sums_to_one and not logs_to_one:
+        warnings.warn(
+            f"{what} seems to end in softmax: its outputs are probabilities. Training expects logits, and learns badly "
+            "from probabilities: remove the softmax.",
+            stacklevel=2,
+        )
+
+
+def check_method(
+    clients: Sequence[Client], algorithm: AnyAlgorithm, global_model: ModelSource | None, networks: Networks
+) -> None:
+    """Raise if the method cannot serve such clients, with every reason at once."""
+    made = {client.name: networks.make(client.model, f"client '{client.name}'") for client in clients}
+    bits = {client.name: networks.bits(client, f"client '{client.name}'") for client in clients}
+    method, reasons = type(algorithm).__name__, []
+    if not algorithm.quantizes and (quantized := [name for name, of in bits.items() if of]):
+        reasons.append(f"it trains full-precision models only (set bits=32 for {listed(quantized)})")
+    if global_model is not None:
+        shared = networks.make(global_model, "the global model")
+    else:
+        shared = made[clients[0].name]
+    if algorithm.global_network == "same":
+        unlike = {name: what for name, network in made.items() if (what := distinction(network, shared))}
+        if unlike:
+            which = "the global network" if global_model is not None else f"the network of '{clients[0].name}'"
+            differ = ", ".join(sorted(set(unlike.values())))
+            reasons.append(
+                f"it needs one network at every client ({listed(list(unlike))} differ from {which} in {differ})"
+            )
+    if reasons:
+        raise NetworkError(f"{method} cannot train these clients: {' and '.join(reasons)}. {alternatives(bits)}")
+    if algorithm.global_network == "any" and global_model is None:
+        if any(shapes(network) != shapes(shared) for network in made.values()):
+            raise NetworkError("Clients have different networks: pass global_model=... to choose the shared one.")
+
+
+def alternatives(bits: Mapping[str, Mapping[str, int]]) -> str:
+    """Return a sentence that names methods which can train such clients."""
+    if any(bits.values()):
+        return "QuPeD and Local train quantized clients with different networks; QuPeL quantized clients with one."
+    return "QuPeD, FML and Local train clients with different networks."
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many there are more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"'{name}'" for name in names[:3]) + more
+
+
+def check_client(
+    client: Client,
+    algorithm: AnyAlgorithm,
+    shared: FunctionalNetwork,
+    networks: Networks,
+    groups: dict[Hashable, ClientSpec],
+) -> SimClient:
+    """Return a client as engines run it; clients with the same network and bits share one specification."""
+    who = f"client '{client.name}'"
+    check(isinstance(client.per_channel, bool), f"'per_channel' of {who}", "True or False", client.per_channel)
+    train = as_samples(client.train, f"training data of {who}")
+    test = None if client.test is None else as_samples(client.test, f"test data of {who}")
+    network = networks.make(client.model, who)
+    bits = networks.bits(client, who)
+    outputs = networks.outputs(network, train, f"The network of {who}")
+    highest = int(train.labels.max())
+    if test is not None:
+        networks.outputs(network, test, f"The network of {who}, on its test data,")
+        highest = max(highest, int(test.labels.max()))
+    if highest >= outputs:
+        raise NetworkError(
+            f"The network of {who} has {outputs} outputs but its labels go up to {highest}: "
+            f"it needs at least {highest + 1} outputs, since classes are numbered from 0."
+        )
+    if algorithm.global_network != "none":
+        expected = networks.outputs(shared, train, f"The global model, on the data of {who},")
+        if outputs != expected:
+            raise NetworkError(
+                f"The network of {who} has {outputs} outputs but the global model has {expected}: "
+                "make them equal, so that one can teach the other."
+            )
+    key = (id(network), tuple(bits.items()), client.per_channel, client.init_centers)
+    if key not in groups:
+        spec = ClientSpec(
+            network=network,
+            initial=network.initial,
+            global_network=shared,
+            global_initial=shared.initial,
+            bits=bits,
+            init_centers=client.init_centers,
+            per_channel=client.per_channel,
+            has_global_network=distinction(network, shared) is None,
+            group=len(groups),
+        )
+        if bits:
+            try:
+                algorithm.init_personal(spec, algorithm.init_shared(spec))
+            except InvalidValueError as error:
+                raise InvalidValueError(f"The network of {who} cannot be quantized: {error}") from error
+        groups[key] = spec
+    return SimClient(client.name, groups[key], network, train, test)
+
+
+def shapes(network: FunctionalNetwork) -> dict[str, torch.Size]:
+    """Return the shape of every parameter: these must agree for parameters to be averaged."""
+    return {k: v.shape for k, v in network.initial.params.items()}
+
+
+def distinction(a: FunctionalNetwork, b: FunctionalNetwork) -> str | None:
+    """Say in what two networks differ besides trained weights, if at all: one then cannot take the other's place."""
+    if a is b:
+        return None
+    if shapes(a) != shapes(b):
+        return "parameters"
+    if {k: v.shape for k, v in a.initial.buffers.items()} != {k: v.shape for k, v in b.initial.buffers.items()}:
+        return "buffers"
+    if a.frozen.keys() != b.frozen.keys() or not all(torch.equal(v, b.frozen[k]) for k, v in a.frozen.items()):
+        return "frozen parameters"
+    return "layers" if a.structure != b.structure else None
+
+
+def warn_of_unseen_classes(clients: Sequence[SimClient]) -> None:
+    """Warn, in one sentence, of clients that are tested on classes which they never see."""
+    unseen = {
+        client.name: sorted(set(client.test.labels.tolist()) - set(client.train.labels.tolist()))
+        for client in clients
+        if client.test is not None
+    }
+    told = [f"'{name}' ({', '.join(map(str, classes))})" for name, classes in unseen.items() if classes]
+    if told:
+        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        warnings.warn(
+            f"Some clients are tested on classes without training samples: {', '.join(told[:3])}{more}.",
+            stacklevel=4,  # whoever makes a Federation
+        )

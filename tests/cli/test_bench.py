@@ -1,0 +1,53 @@
+"""The benchmark measures, and its numbers fit together."""
+
+import torch
+
+from quped._bench import Load, measure, plain_cnn1, plain_round, sgemm_peak, step_flops
+from quped.models import cnn1
+
+SMALL = Load(clients=3, steps=2, batch_size=5, samples=10)
+
+
+def test_the_numbers_fit_together() -> None:
+    """Ratios are those of the rates; every rate is there."""
+    numbers = measure(SMALL, turns=2, workers=2)
+    rates = numbers["rates"]
+    assert set(rates) == {"plain_1thread", "plain_2threads", "inline", "processes", "processes_quped_2bit"}
+    assert all(rate > 0 for rate in rates.values())
+    for ratio, other in (
+        ("ratio_vs_plain_1thread", "plain_1thread"),
+        ("ratio_vs_plain_2threads", "plain_2threads"),
+        ("quped_over_fedavg", "processes_quped_2bit"),
+    ):
+        # Rates are rounded to a tenth, which counts where the machine is busy and they are small.
+        least = (rates["processes"] - 0.05) / (rates[other] + 0.05) - 0.001
+        most = (rates["processes"] + 0.05) / max(rates[other] - 0.05, 1e-9) + 0.001
+        assert least <= numbers[ratio] <= most
+    assert 0 < numbers["fraction_of_peak"] < 1
+    assert 0 < numbers["evaluation_share"] < 1
+    hours = numbers["hours_for_a_paper_run"]["fedavg"]
+    assert 500_000 / (rates["processes"] + 0.05) / 3600 - 0.01 <= hours
+    assert hours <= 500_000 / (rates["processes"] - 0.05) / 3600 + 0.01
+
+
+def test_the_plain_loop_leaves_the_number_of_threads() -> None:
+    """A contestant does not change the conditions of the next."""
+    before = torch.get_num_threads()
+    plain_round(SMALL, SMALL.data(), threads=1)
+    sgemm_peak(threads=1, size=64)
+    assert torch.get_num_threads() == before
+
+
+def test_the_plain_network_is_the_same_network() -> None:
+    """With the same weights it gives the same outputs: the loops compute the same."""
+    plain, ours = plain_cnn1(), cnn1((3, 32, 32), 10)
+    plain.load_state_dict(dict(zip(plain.state_dict(), ours.state_dict().values(), strict=True)))
+    images = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(plain(images), ours(images))
+
+
+def test_operations_are_counted() -> None:
+    """CNN1 on a 32x32 image: 653,280 multiply-adds forward, so between two and three times that and back."""
+    forward = 2 * (28 * 28 * 6 * 75 + 10 * 10 * 16 * 150 + 400 * 120 + 120 * 84 + 84 * 10)
+    flops = step_flops(Load(batch_size=1))
+    assert 2 * forward < flops < 3 * forward

@@ -1,0 +1,166 @@
+"""Experiment files: presets, changes, and what becomes of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from quped import QuPeD
+from quped.algorithms import ALGORITHMS
+from quped.errors import InvalidValueError
+from quped.experiments.presets import CATALOG, presets
+from quped.experiments.run import Population, distinct
+from quped.experiments.schema import apply, build_algorithm, load, validate
+from quped.quant import LinearSchedule
+
+PRESETS = presets()
+
+
+def test_every_file_of_the_catalog_is_a_preset() -> None:
+    """Found by themselves, wherever below the catalog they are."""
+    assert {path.stem for path in CATALOG.rglob("*.toml")} == set(PRESETS)
+    assert len(PRESETS) == 2
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_are_valid_and_say_what_they_are(name: str) -> None:
+    """Each loads, describes itself and opens with its own command."""
+    experiment = load(PRESETS[name])
+    assert len(experiment.description) > 20
+    assert PRESETS[name].read_text().startswith("#")
+    assert "quped run" in PRESETS[name].read_text()
+
+
+def minimal(**changes: Any) -> dict[str, Any]:
+    """Return the values of a small experiment."""
+    values: dict[str, Any] = {
+        "data": {"name": "digits", "partition": "classes=3"},
+        "clients": [{"count": 6, "model": "cnn1", "bits": 2}, {"count": 4, "model": "mlp"}],
+        "global_model": "cnn1",
+    }
+    return values | changes
+
+
+def population(**changes: Any) -> Population:
+    """Return the clients of a small experiment."""
+    return Population(validate(minimal(**changes), "test"), seed=0)
+
+
+def test_changes_apply_to_any_depth() -> None:
+    """Dots, indices, TOML values, bare words, tables that are not there yet."""
+    values = minimal()
+    for change in ("clients[1].bits=1", "training.lr=0.5", "algorithm.name=local", "data.partition=iid"):
+        apply(values, change)
+    experiment = validate(values, "test")
+    assert experiment.clients[1].bits == 1
+    assert experiment.training.lr == 0.5
+    assert experiment.methods[0].algorithm.name == "local"
+    assert experiment.data.partition == "iid"
+
+
+def test_hyperparameters_reach_the_algorithm() -> None:
+    """Nested tables too, and lambda by bit-width."""
+    algorithm = build_algorithm(
+        {
+            "name": "quped",
+            "lambda_p": 0.1,
+            "quantization": {"eta2": 0.5, "sharpness": 10.0, "lam": {"1": {"rate": 2e-6, "decay": 0.9}}},
+        }
+    )
+    assert isinstance(algorithm, QuPeD)
+    assert algorithm.lambda_p == 0.1
+    assert algorithm.quantization.eta2 == 0.5
+    assert algorithm.quantization.lam == {1: LinearSchedule(2e-6, 0.9)}
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_can_be_named(name: str) -> None:
+    """Defaults are valid, and unknown hyperparameters are refused."""
+    assert build_algorithm({"name": name}).name == name
+    with pytest.raises(InvalidValueError, match="has no hyperparameter 'nonsense'"):
+        build_algorithm({"name": name, "nonsense": 1})
+
+
+def test_algorithms_that_cannot_mix_get_clients_that_they_can_have() -> None:
+    """QuPeD keeps networks and bits; FedAvg gets the global network in full precision; QuPeL keeps the bits."""
+    clients = population()
+    kinds = {
+        name: {(m.network.name, m.client.bits) for m in clients.federation(build_algorithm({"name": name})).members}
+        for name in ("quped", "local", "fml", "fedavg", "qupel")
+    }
+    assert kinds["quped"] == kinds["local"] == {("cnn1", 2), ("mlp", 32)}
+    assert kinds["fml"] == {("cnn1", 32), ("mlp", 32)}
+    assert kinds["fedavg"] == {("cnn1", 32)}
+    assert kinds["qupel"] == {("cnn1", 2), ("cnn1", 32)}
+
+
+def test_validation_samples_come_from_the_training_samples() -> None:
+    """With evaluate_on = "validation" no test sample is seen, and none is in both parts."""
+    data = {"name": "digits", "partition": "classes=3"}
+    quped = build_algorithm({"name": "quped"})
+    test = population(data=data).federation(quped).members
+    held = population(data=data | {"evaluate_on": "validation"}).federation(quped).members
+    for a, b in zip(test, held, strict=True):
+        assert len(a.train) == len(b.train) + len(b.test)
+        assert len(b.test) == round(0.2 * len(a.train))
+        rows = [part.batch(torch.arange(len(part))).inputs[0].flatten(1).numpy() for part in (a.train, b.train, b.test)]
+        whole, kept, out = ({row.tobytes() for row in part} for part in rows)
+        assert kept | out == whole
+
+
+def test_partition_kinds_give_every_client_samples() -> None:
+    """Classes, Dirichlet and IID, through the experiment file."""
+    for partition in ("dirichlet=1", "iid"):
+        members = population(data={"name": "digits", "partition": partition}).federation(QuPeD()).members
+        assert sum(len(m.train) for m in members) == 1442
+        assert sum(len(m.test) for m in members) == 355
+
+
+def test_folders_of_equal_algorithms_are_told_apart() -> None:
+    """Two variants of one algorithm do not write to one folder."""
+    assert distinct(["local", "quped", "quped"]) == ["local", "quped-1", "quped-2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"quantization": {"eta_2": 5}}, "quantization.eta_2"),
+        ({"quantization": {"lam": {"2": {"rate": 1e-6, "dekay": 0.9}}}}, "quantization.lam.2.dekay"),
+    ],
+)
+def test_misspelt_nested_hyperparameters_are_refused(options: dict[str, Any], place: str) -> None:
+    """What is not known is a mistake at every depth, not a default."""
+    with pytest.raises(InvalidValueError, match=f"algorithm.{place}: is not known"):
+        validate(minimal(algorithm={"name": "quped", **options}), "test")
+
+
+def test_every_unknown_hyperparameter_is_told() -> None:
+    """Not only the first; and without a name the algorithm is QuPeD."""
+    with pytest.raises(InvalidValueError, match=r"no hyperparameter 'lamda'.*no hyperparameter 'tau'"):
+        validate(minimal(algorithm={"lamda": 1, "tau": 2}), "test")
+
+
+def test_a_group_can_name_what_is_quantized() -> None:
+    """`quantize` reaches the clients, and so does how."""
+    group = {"count": 10, "model": {"name": "mlp", "hidden": [8]}, "bits": 1, "quantize": ["layers.0.weight"]}
+    group |= {"per_channel": True, "start": "kmeans"}
+    members = population(clients=[group], global_model="mlp").federation(QuPeD()).members
+    spec = members[0].spec
+    assert (spec.quantized, spec.per_channel, spec.init_centers) == (("layers.0.weight",), True, "kmeans")
+    qupel = build_algorithm({"name": "qupel"})
+    same = population(clients=[group], global_model=group["model"]).federation(qupel).members
+    assert same[0].spec.quantized == ("layers.0.weight",)
+    others = population(clients=[group], global_model="mlp").federation(qupel).members  # who get the global network
+    assert others[0].spec.quantized == ("layers.2.weight",)
+
+
+def test_an_experiment_is_frozen(tmp_path: Path) -> None:
+    """A validated experiment cannot be changed behind the record's back."""
+    experiment = validate(minimal(), "test")
+    with pytest.raises(ValidationError, match="frozen"):
+        experiment.description = "another"
+    (tmp_path / "x.toml").write_text("data = 1")
+    with pytest.raises(InvalidValueError, match=r"x.toml has 2 mistakes:\n  data: .*\n  clients: is missing"):
+        load(tmp_path / "x.toml")

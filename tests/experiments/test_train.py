@@ -1,0 +1,224 @@
+"""`quped train`: that it learns, goes on where it was, and says what is wrong."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from typer.testing import CliRunner
+
+from quped.cli import app
+from quped.data import Subset
+from quped.data.datasets.digits import digits
+from quped.errors import InvalidValueError, QupedError
+from quped.experiments.train import METHODS, Epoch, Recipe, packed, train, unpacked
+from quped.models import mlp
+from quped.optim import BinaryRelax, training
+from quped.optim.base import Closure, QuantizedOptimizer
+from quped.records import CHECKPOINTS, RunRecord, exclusive
+
+SMALL = Recipe(model="mlp", data="digits", epochs=4, finetune_epochs=1, lr=3e-3, bits=2, batch_size=64)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns(method: str, tmp_path: Path) -> None:
+    """Better than guessing; the middle layer of what is stored has 2^bits values, unless it is not quantized."""
+    recipe = replace(SMALL, method=method, bits=1, lam=0.01)
+    result = train(recipe, RunRecord.create(tmp_path))
+    assert result["accuracy"] > 0.4
+    assert [point["phase"] for point in result["curve"]] == ["train"] * 3 + [
+        "finetune" if method != "float" else "train"
+    ]
+    values = set(load_file(tmp_path / "models" / "model.safetensors")["layers.2.weight"].flatten().tolist())
+    assert len(values) == 2 if method != "float" else len(values) > 1000
+
+
+def test_interrupted_and_resumed_is_never_interrupted(tmp_path: Path) -> None:
+    """Bit for bit: weights, curve but for the times."""
+
+    class StoppedError(Exception):
+        """Ends a run."""
+
+    def stop(news: Epoch | float) -> None:
+        if isinstance(news, Epoch) and news.epoch == 1:
+            raise StoppedError
+
+    whole = train(SMALL, RunRecord.create(tmp_path / "whole"))
+    record = RunRecord.create(tmp_path / "parts")
+    with pytest.raises(StoppedError):
+        train(SMALL, record, stop)
+    again = train(SMALL, record)
+    for point, other in zip(whole["curve"], again["curve"], strict=True):
+        assert {**point, "seconds": 0} == {**other, "seconds": 0}
+    first, second = (load_file(tmp_path / name / "models" / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    lines = (tmp_path / "parts" / "curves.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_going_on_needs_no_weights_to_begin_with(tmp_path: Path) -> None:
+    """They are in the checkpoint; the file may be gone. Recorded centers are those of the weights at that time."""
+    weights = tmp_path / "weights.safetensors"
+    save_file(mlp(digits().input_shape, 10).state_dict(), weights)
+    record = RunRecord.create(tmp_path / "run")
+    recipe = replace(SMALL, method="kmeans", warm_start=str(weights))
+
+    def stop(news: Epoch | float) -> None:
+        if isinstance(news, Epoch):
+            weights.unlink()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, record, stop)
+    curve = train(recipe, record)["curve"]
+    assert len({tuple(point["weights"]["centers"]) for point in curve}) == len(curve) - 1  # all but the hard one
+
+
+def test_warm_start(tmp_path: Path) -> None:
+    """With no epochs, the accuracy is that of the weights."""
+    data = digits()
+    torch.manual_seed(0)
+    network = mlp(data.input_shape, 10)
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    recipe = replace(
+        SMALL, method="float", epochs=0, finetune_epochs=0, warm_start=str(tmp_path / "weights.safetensors")
+    )
+    batch = data.test.batch(torch.arange(len(data.test)))
+    expected = float((network(*batch.inputs).argmax(1) == batch.labels).float().mean())
+    assert train(recipe, RunRecord.create(tmp_path / "run"))["accuracy"] == pytest.approx(expected)
+    with pytest.raises(InvalidValueError, match="another network"):
+        train(replace(recipe, model="cnn1"), RunRecord.create(tmp_path / "other"))
+    with pytest.raises(InvalidValueError, match="cannot be read"):
+        train(replace(recipe, warm_start=str(tmp_path / "none")), RunRecord.create(tmp_path / "none-run"))
+
+
+def test_a_shortened_run_passes_through_the_whole_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """t counts epochs of the full run, several in one epoch of a shortened one; the centers' rate falls on its way."""
+    seen: list[tuple[float, float]] = []
+    step = QuantizedOptimizer.step
+
+    def watched(optimizer: QuantizedOptimizer, closure: Closure) -> Tensor:
+        seen.append((optimizer.t, optimizer.groups[0]["eta2"]))
+        return step(optimizer, closure)
+
+    monkeypatch.setattr(QuantizedOptimizer, "step", watched)
+    recipe = replace(SMALL, epochs=2, finetune_epochs=1, batch_size=361, stretch=80.0, eta2=1e-4)
+    train(recipe, RunRecord.create(tmp_path / "run"))
+    assert [t for t, _ in seen] == [1, 21, 41, 61, 81, 101, 121, 141]
+    assert [eta2 for _, eta2 in seen] == pytest.approx([1e-4] * 4 + [1e-5] * 3 + [1e-6])
+
+
+@pytest.mark.parametrize(("epochs", "finetune", "stretch"), [(250, 50, 1.0), (10, 2, 25.0)])
+def test_binary_relax_has_its_authors_schedule(epochs: int, finetune: int, stretch: float) -> None:
+    """lambda grows by 4 % in an epoch; the last quarter of the training epochs is exact, in a shortened run, too."""
+    recipe = Recipe("mlp", "digits", "binaryrelax", epochs=epochs, finetune_epochs=finetune, stretch=stretch)
+    optimizer = recipe.optimizer(mlp((64,), 10))
+    assert isinstance(optimizer, BinaryRelax)
+    assert optimizer.lam(150) == pytest.approx(1.04**150)
+    assert optimizer.lam(151) == math.inf
+
+
+def test_validation_samples_are_not_trained_on() -> None:
+    """A tenth of the training samples; no test sample is looked at."""
+    data = digits()
+    rest, held = training.halves(data, replace(SMALL, validation=True))
+    assert (len(rest), len(held)) == (1298, 144)
+    every = np.concatenate([cast(Subset, half).indices.numpy() for half in (rest, held)])
+    assert sorted(every) == list(range(1442))
+
+
+def test_nested_state_survives_being_packed() -> None:
+    """Tensors go aside, everything else stays."""
+    state = {"a": [torch.ones(2), None, 1.5], "b": {"c": torch.zeros(1), "d": "x"}}
+    tensors: dict[str, torch.Tensor] = {}
+    flat = packed(state, tensors)
+    back = unpacked(json.loads(json.dumps(flat)), tensors)
+    assert torch.equal(back["a"][0], torch.ones(2))
+    assert back["a"][1:] == [None, 1.5]
+    assert torch.equal(back["b"]["c"], torch.zeros(1))
+    assert back["b"]["d"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "resnet21"}, r"no network 'resnet21'.*resnet20"),
+        ({"data": "cifar"}, r"no data set 'cifar'"),
+        ({"method": "center"}, r"no method 'center'.*centers"),
+        ({"bits": 9}, "bits must be 1 to 8"),
+        ({"finetune_epochs": 5}, "finetune_epochs"),
+    ],
+)
+def test_bad_recipes(change: dict[str, Any], words: str) -> None:
+    """Refused before anything is loaded."""
+    with pytest.raises(InvalidValueError, match=words):
+        replace(SMALL, **change)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the call to the picture; a second call with --resume of a finished run shows it again."""
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    options = ["--data", "digits", "--bits", "2", "--epochs", "3", "--lr", "0.003", "--out", "run"]
+    done = runner.invoke(app, ["train", "mlp", *options], catch_exceptions=False)
+    assert "epoch 3/3" in done.output
+    assert "2-bit mlp after 3 epochs: test accuracy" in done.output
+    assert {path.name for path in Path("run").iterdir()} == {
+        *("config.json", "curves.jsonl", "models", "result.json", "weights.png")
+    }
+    again = runner.invoke(app, ["train", "--resume", "run", "--json"], catch_exceptions=False)
+    assert json.loads(again.output)["recipe"]["bits"] == 2
+    for arguments, words in (
+        (["train"], "which network"),
+        (["train", "--resume", "run", "--epochs", "7"], "leave out epochs"),
+        (["train", "mlp", *options], "--overwrite"),
+        (["train", "mlp", "--data", "digits", "--method", "proxquant", "--bits", "2", "--out", "other"], "ProxQuant"),
+        (["run", "--resume", "run"], "no run of `quped run`"),
+    ):
+        with pytest.raises(QupedError, match=words):
+            runner.invoke(app, arguments, catch_exceptions=False)
+    assert not Path("other").exists()
+    monkeypatch.setattr("quped.records.PATIENCE", 0.1)
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    with exclusive(Path("run") / CHECKPOINTS), pytest.raises(QupedError, match="in use by another process"):
+        runner.invoke(app, ["train", "mlp", *options, "--seed", "1", "--overwrite"], catch_exceptions=False)
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_the_commands_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is in the recipe; what follows from others, too."""
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    begin = ["train", "mlp", "--data", "digits", "--bits", "1", "--batch-size", "361"]
+    runner.invoke(app, [*begin, "--epochs", "1", "--method", "float", "--out", "float"], catch_exceptions=False)
+    weights = Path("float/models/model.safetensors")
+    given = ["--epochs", "2", "--full-epochs", "50", "--finetune-epochs", "1", "--validation", "--seed", "3"]
+    more = ["--lr", "0.002", "--lam", "0.001", "--eta2", "1e-5", "--warm-start", str(weights), "--threads", "1"]
+    before = torch.get_num_threads()
+    try:
+        runner.invoke(app, [*begin, *given, *more, "--out", "run"], catch_exceptions=False)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads(Path("run/config.json").read_text())["recipe"] == {
+        **asdict(Recipe("mlp", "digits", bits=1, batch_size=361, epochs=2, finetune_epochs=1, stretch=25.0, seed=3)),
+        **{"lr": 0.002, "lam": 0.001, "eta2": 1e-5, "validation": True, "warm_start": str(weights.resolve())},
+    }
+    runner.invoke(app, [*begin, "--epochs", "5", "--out", "five"], catch_exceptions=False)
+    recipe = json.loads(Path("five/config.json").read_text())["recipe"]
+    assert (recipe["finetune_epochs"], recipe["stretch"]) == (1, 1.0)
+
+
+def test_one_pool_is_not_its_own_test() -> None:
+    """Where training and test samples are one pool, accuracy on the latter would be that on the former."""
+    data = replace(digits(), writers=np.zeros(len(digits().train), dtype=np.int64))
+    with pytest.raises(InvalidValueError, match=r"digits is one pool.*--validation"):
+        training.halves(data, SMALL)
+    samples, held = training.halves(data, replace(SMALL, validation=True))
+    assert len(samples) + len(held) == len(data.train)

@@ -1,0 +1,228 @@
+"""Run records: whole files or none."""
+
+import json
+import math
+import os
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from quped.errors import RunError
+from quped.records import Checkpoints, RunRecord, exclusive, holds_run, versions, write_json
+
+
+def test_a_record_has_config_curves_and_result(tmp_path: Path) -> None:
+    """Curves grow by one line per evaluation; nothing else is left behind."""
+    record = RunRecord.create(tmp_path / "a" / "run")
+    record.config({"seed": 1})
+    for i in range(3):
+        record.point({"round": i})
+    record.result({"accuracy": 0.5})
+    names = {path.name for path in record.path.iterdir()}
+    assert names == {"config.json", "curves.jsonl", "result.json"}
+    lines = (record.path / "curves.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1, 2]
+
+
+def test_an_existing_run_is_refused_unless_told(tmp_path: Path) -> None:
+    """Refused, even when unfinished, and left as it was; replaced when told."""
+    RunRecord.create(tmp_path).config({"seed": 1})
+    assert holds_run(tmp_path)
+    with pytest.raises(RunError, match="already holds a run"):
+        RunRecord.create(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 1}
+    (tmp_path / "notes.txt").write_text("mine")
+    RunRecord.create(tmp_path, overwrite=True)
+    assert not holds_run(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    """A file in the way gets a clear error."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be used"):
+        RunRecord.create(tmp_path / "file" / "run")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk in the middle of a write: the file before is still there, the draft is not."""
+    write_json(tmp_path / "result.json", {"old": True})
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        write_json(tmp_path / "result.json", {"new": True})
+    assert json.loads((tmp_path / "result.json").read_text()) == {"old": True}
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_point_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    """A directory that is gone, or a full disk: the record says so."""
+    record = RunRecord(tmp_path / "gone")
+    with pytest.raises(RunError, match=r"curves.jsonl cannot be written: No such file"):
+        record.point({"round": 0})
+
+
+def test_a_point_that_was_written_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up takes a part of a line without complaint."""
+
+    class Full(nullcontext["Full"]):
+        """A file that takes all but one byte."""
+
+        def __enter__(self) -> "Full":
+            """Return itself."""
+            return self
+
+        def write(self, line: bytes) -> int:
+            """Say how much was written."""
+            return len(line) - 1
+
+    record = RunRecord.create(tmp_path)
+    monkeypatch.setattr(Path, "open", lambda *_, **__: Full())
+    with pytest.raises(RunError, match=r"curves.jsonl cannot be written: only a part could be written"):
+        record.point({"round": 0})
+
+
+def test_numbers_that_json_has_not_are_words(tmp_path: Path) -> None:
+    """Infinity and NaN, at any depth."""
+    write_json(tmp_path / "a.json", {"p": [math.inf, {"q": math.nan}], "r": 1.5})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"p": ["inf", {"q": "nan"}], "r": 1.5}
+
+
+def test_rewinding_drops_later_points(tmp_path: Path) -> None:
+    """A run that goes on after two rounds writes the points of later ones again."""
+    record = RunRecord.create(tmp_path)
+    record.rewind(0)
+    for i in range(5):
+        record.point({"round": i})
+    with (tmp_path / "curves.jsonl").open("a") as file:
+        file.write('\x00\x00\n{"a": 1}\n[]\n')  # as a power failure leaves it
+        file.write('{"round": 1')  # cut off, as by a full disk
+    record.rewind(2)
+    record.point({"round": 2})
+    lines = (tmp_path / "curves.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1, 2]
+
+
+def test_checkpoints_keep_the_last_two(tmp_path: Path) -> None:
+    """The newest one is found; if it is damaged, the one before, and it is said; if all are, nothing is begun anew."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.latest() is None
+    assert checkpoints.rounds() == 0
+    same = torch.arange(6.0).reshape(2, 3)
+    for i in range(4):
+        checkpoints.save(i, {"a": same + i, "b": (same + i).T.contiguous()}, {"round": i})
+    files = sorted((tmp_path / "checkpoints").iterdir())
+    assert [file.name for file in files] == ["round-000000002.safetensors", "round-000000003.safetensors"]
+    found = checkpoints.latest()
+    assert found is not None
+    assert torch.equal(found[0]["b"], (same + 3).T)
+    assert checkpoints.rounds() == 4
+    files[1].write_bytes(files[1].read_bytes()[:-5])
+    with pytest.warns(UserWarning, match="round-000000003.safetensors is damaged, or no checkpoint"):
+        assert checkpoints.rounds() == 3
+    save_file({"mine": same}, files[0])
+    with pytest.warns(UserWarning, match="passed over"), pytest.raises(RunError, match=r"No checkpoint in .* remove"):
+        checkpoints.latest()
+    checkpoints.clear()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_what_is_said_of_a_checkpoint_may_be_long(tmp_path: Path) -> None:
+    """Longer than the header of the format may be: the curves of ten thousand clients."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, {"a": torch.zeros(2)}, {"round": 7, "curve": "x" * 101_000_000})
+    found = checkpoints.latest()
+    assert found is not None
+    assert list(found[0]) == ["a"]
+    assert len(found[1]["curve"]) == 101_000_000
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another run, which may end in between; nothing is left of the lock."""
+    monkeypatch.setattr("quped.records.PATIENCE", 0.1)
+    folder = tmp_path / "a" / "b"
+    with exclusive(folder), pytest.raises(RunError, match="b is in use by another process"), exclusive(folder):
+        pass
+    assert not folder.exists()
+    with exclusive(folder):
+        (folder / "file").write_text("")
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    with pytest.raises(RunError, match="cannot be used"), exclusive(folder / "file"):
+        pass
+
+
+def test_a_lock_is_never_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor if one waits for it while its holder, which removes its file, comes to an end."""
+    monkeypatch.setattr("quped.records.PATIENCE", 0.1)
+    first, second = exclusive(tmp_path), exclusive(tmp_path)
+    first.__enter__()
+    unlink = Path.unlink
+
+    def slow_unlink(path: Path, missing_ok: bool = False) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr("quped.records.PATIENCE", 0.1)
+        with pytest.raises(RunError, match="in use"):  # at the moment before the file goes
+            second.__enter__()
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", slow_unlink)
+    first.__exit__(None, None, None)
+    with exclusive(tmp_path), pytest.raises(RunError, match="in use"), exclusive(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["models/mine.safetensors", "checkpoints/round-1.safetensors"])
+def test_a_users_own_files_are_not_taken_for_a_runs(name: str, tmp_path: Path) -> None:
+    """In a folder that holds no run they stay, whatever may be overwritten."""
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match=r"holds no run, but .*, which would be lost: choose another"):
+            RunRecord.create(tmp_path, overwrite=overwrite)
+    assert (tmp_path / name).read_text() == "precious"
+
+
+@pytest.mark.parametrize("content", ["[]", "5", '{"a": 1}'])
+def test_a_file_of_something_else_is_no_record(content: str, tmp_path: Path) -> None:
+    """It is JSON, but not what a record has."""
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(RunError, match=r"result.json is damaged, or no part of a record: remove it"):
+        RunRecord(tmp_path).finished("accuracy")
+
+
+def test_a_finished_record_has_no_checkpoints(tmp_path: Path) -> None:
+    """They are removed with the result, and by a new run in their place."""
+    record = RunRecord.create(tmp_path)
+    record.checkpoints.save(0, {"a": torch.zeros(1)}, {"round": 0})
+    assert record.finished() is None
+    record.result({"accuracy": 1})
+    assert record.finished() == {"accuracy": 1}
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """A draft of a checkpoint goes with the next one, and stands in the way of nothing; other files stay."""
+    record = RunRecord.create(tmp_path)
+    draft = record.checkpoints.folder / ".round-000000001.safetensors.123"
+    record.checkpoints.save(0, {"a": torch.zeros(1)}, {"round": 0})
+    draft.write_bytes(b"half of it")
+    record.checkpoints.save(1, {"a": torch.zeros(1)}, {"round": 1})
+    assert not draft.exists()
+    draft.write_bytes(b"half of it")
+    (record.checkpoints.folder / "notes.txt").write_text("mine")
+    record.result({"accuracy": 1})
+    assert [path.name for path in record.checkpoints.folder.iterdir()] == ["notes.txt"]
+    draft.write_bytes(b"half of it")
+    RunRecord.create(tmp_path, overwrite=True)
+    assert not draft.exists()
+
+
+def test_versions_name_what_results_depend_on() -> None:
+    """quped, torch, numpy and Python."""
+    assert set(versions()) == {"quped", "torch", "numpy", "python"}

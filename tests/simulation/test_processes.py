@@ -1,0 +1,251 @@
+"""The process engine computes what the inline engine computes, and survives its workers."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.small_federation import Net, algorithms, assert_same, clients, samples
+from torch import Tensor, nn
+
+from quped import Client, Federation, FitResult, Local, Progress, QuPeD, QupedError
+from quped.algorithms import AnyAlgorithm
+from quped.data import TensorSamples
+from quped.simulation.engines import usable_cores
+from quped.typing import Batch
+
+
+def fit(algorithm: AnyAlgorithm, members: list[Client], workers: int | None) -> FitResult:
+    """Train for a few rounds with sampling, momentum, BatchNorm and both phases."""
+    return Federation(members, algorithm, Net, seed=3).fit(
+        epochs=5,
+        finetune_epochs=2,
+        local_steps=2,
+        batch_size=8,
+        momentum=0.9,
+        clients_per_round=min(4, len(members)),
+        workers=workers,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_inline_and_processes_agree_bit_for_bit(name: str) -> None:
+    """For every algorithm, with 1, 2 and 3 workers."""
+    algorithm = algorithms()[name]()
+    members = clients(algorithm, 5)
+    inline = fit(algorithm, members, workers=0)
+    for workers in (1, 2, 3):
+        assert_same(fit(algorithm, members, workers), inline)
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Samples that kill the worker which draws them, as often as `lives` says; a file keeps the count."""
+
+    whole: TensorSamples
+    deaths: Path
+    lives: int
+    home: int = field(default_factory=os.getpid)
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels."""
+        return self.whole.labels
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.whole)
+
+    def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
+        """Return samples, or die: in training only, and in workers only, not where the federation is made."""
+        if rng is not None and os.getpid() != self.home and len(self.deaths.read_text()) < self.lives:
+            self.deaths.write_text(self.deaths.read_text() + "x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.whole.batch(indices, rng)
+
+
+def with_deadly_client(tmp_path: Path, lives: int) -> list[Client]:
+    """Return clients of which the second kills its workers."""
+    members = clients(QuPeD(), 3)
+    deaths = tmp_path / "deaths"
+    deaths.write_text("")
+    deadly = Deadly(TensorSamples(*samples(1, 21)), deaths, lives)
+    return [members[0], Client("c1", train=deadly, test=samples(101, 12), model=Net, bits=1), members[2]]
+
+
+def test_a_dead_workers_round_is_done_again(tmp_path: Path) -> None:
+    """Killed twice, the run ends as if nothing had happened, and says whose worker died."""
+    calm = fit(QuPeD(), with_deadly_client(tmp_path, lives=0), workers=2)
+    with pytest.warns(UserWarning, match=r"The worker of client 'c1', in round \d, died \(signal 9\)"):
+        shaken = fit(QuPeD(), with_deadly_client(tmp_path, lives=2), workers=2)
+    assert (tmp_path / "deaths").read_text() == "xx"
+    assert_same(shaken, calm)
+
+
+def test_a_client_that_kills_every_worker_is_named(tmp_path: Path) -> None:
+    """After three deaths the run ends with the client, the cause and a remedy."""
+    members = with_deadly_client(tmp_path, lives=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(QupedError, match=r"client 'c1', in round 1, died 3 times \(signal 9\).*fewer workers"):
+            fit(QuPeD(), members, workers=2)
+    assert (tmp_path / "deaths").read_text() == "xxx"
+
+
+def test_errors_of_workers_are_those_of_the_inline_engine() -> None:
+    """The same sentence, whoever computed."""
+    members = [Client("phone", train=samples(0, 20), test=samples(1, 12), model=Net)]
+    for workers in (0, 2):
+        with pytest.raises(QupedError, match=r"training loss of client 'phone' became .* lower the learning rate"):
+            Federation(members, QuPeD()).fit(lr=1e12, workers=workers)
+
+
+class Particular(Net):
+    """A network that fails in its own way when it is trained."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits, or raise what a pickle cannot bring back."""
+        if self.training and torch.is_grad_enabled():
+            raise OddError("this", "that")
+        return super().forward(inputs)
+
+
+class OddError(Exception):
+    """An error with arguments of its own."""
+
+    def __init__(self, one: str, other: str) -> None:
+        """Take two, and give one to the base class."""
+        super().__init__(f"{one} and {other}")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_error_of_a_network_names_the_client_and_the_line(workers: int) -> None:
+    """Also one that does not survive the way from a worker."""
+    members = [Client("phone", train=samples(0, 20), test=samples(1, 12), model=Particular)]
+    with pytest.raises(QupedError, match="Client 'phone' failed in round 1: OddError: this and that") as failed:
+        Federation(members, Local()).fit(workers=workers)
+    cause = failed.value.__notes__[0] if workers else "".join(traceback.format_exception(failed.value.__cause__))
+    assert 'raise OddError("this", "that")' in cause
+
+
+def fit_in_a_pool(workers: int | None) -> str:
+    """FitResult in a process that may not have processes of its own; say how that went."""
+    members = [Client("phone", train=samples(0, 20), test=samples(1, 12), model=Net)]
+    try:
+        return str(Federation(members, Local()).fit(epochs=1, workers=workers).rounds)
+    except QupedError as error:
+        return str(error)
+
+
+def test_a_search_in_a_pool_of_processes_works() -> None:
+    """Its workers compute by themselves; asked for more, they say what to do."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(fit_in_a_pool, (None,)) == "1"
+        assert "may not start others: use workers=0" in pool.apply(fit_in_a_pool, (2,))
+
+
+def test_fits_in_threads_take_turns() -> None:
+    """They share a network and PyTorch's generator, and yet have the results that they have alone."""
+    federation = Federation([Client("phone", train=samples(0, 20), test=samples(1, 12), model=dropping)], Local())
+    rates = (0.1, 0.01)
+    alone = [federation.fit(epochs=5, lr=rate, workers=0) for rate in rates]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            at_once = list(pool.map(lambda rate: federation.fit(epochs=5, lr=rate, workers=0), rates))
+    finally:
+        sys.setswitchinterval(interval)
+    for one, other in zip(alone, at_once, strict=True):
+        assert_same(one, other)
+
+
+def dropping() -> nn.Module:
+    """Return a network with dropout."""
+    return nn.Sequential(Net(), nn.Dropout(0.3))
+
+
+def test_too_little_space_is_told_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk would kill processes without a word."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(QupedError, match=f"temporary files, {tmp_path}, has 0.0 GB left.*TMPDIR.*workers=0"):
+        fit(QuPeD(), clients(QuPeD(), 2), workers=2)
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary files and processes end with the run, also when it fails."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    members = clients(QuPeD(), 3)
+
+    def while_it_runs(_: Progress) -> None:
+        assert list((tmp_path / "scratch").iterdir()) == []  # so a kill leaves nothing
+
+    Federation(members, QuPeD(), Net).fit(epochs=3, workers=2, progress=while_it_runs)
+    with pytest.raises(QupedError):
+        Federation(members, QuPeD(), Net).fit(lr=1e12, workers=2)
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert children() == []
+
+
+def test_workers_end_with_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is killed, and they alone are left."""
+    monkeypatch.setattr("quped.simulation.engines.processes.ORPHAN_CHECK_SECONDS", 0.1)
+
+    def die(_: Progress) -> None:
+        (tmp_path / "workers").write_text(" ".join(map(str, children())))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    program = multiprocessing.get_context("fork").Process(
+        target=lambda: Federation(clients(QuPeD(), 3), QuPeD(), Net).fit(workers=2, progress=die)
+    )
+    program.start()
+    program.join(60)
+    workers = [int(word) for word in (tmp_path / "workers").read_text().split()]
+    assert len(workers) == 2
+    limit = time.monotonic() + 20
+    while any(map(alive, workers)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
+
+
+def parent(process: int) -> int | None:
+    """Return the parent of a living process; None if it has ended, though its exit code may still be there."""
+    try:
+        state, parent, *_ = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state == "Z" else int(parent)
+
+
+def alive(process: int) -> bool:
+    """Say whether a process has not ended."""
+    return parent(process) is not None
+
+
+def children() -> list[int]:
+    """Return the living child processes of this one."""
+    everyone = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [process for process in everyone if parent(process) == os.getpid()]
+
+
+def test_the_number_of_workers() -> None:
+    """By default all usable cores; a negative number is refused."""
+    assert usable_cores() >= 1
+    seen: list[int] = []
+    Federation(clients(QuPeD(), 5), QuPeD(), Net).fit(epochs=1, progress=lambda _: seen.append(len(children())))
+    assert set(seen) == {min(5, usable_cores())}
+    with pytest.raises(QupedError, match="number of workers must be a whole number of at least 0, got -1"):
+        fit(QuPeD(), clients(QuPeD(), 2), workers=-1)
