@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quped import evaluate
+from quped import _evaluate as evaluate
 from quped.data import TensorSamples
 from quped.typing import ModelState, Params
 

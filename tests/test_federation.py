@@ -11,21 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.small_federation import CLASSES, Net, assert_same, samples, values, wide_net
+from helpers.small_federation import CLASSES, Net, Rounds, assert_same, samples, values, wide_net
 from torch import nn
 
-from quped import Client, FedAvg, Federation, Local, PFedMe, Progress, QuPeD, QupedError
+from quped import Client, FedAvg, Federation, Local, PFedMe, QuPeD, QupedError
 from quped._rng import torch_seeded
+from quped.client import ModelSource
 from quped.data import TensorSamples
-from quped.simulation.validation import ModelSource
 from quped.typing import Batch
+
+DEFAULT = object()
 
 
 def client(
     name: str = "phone",
     *,
     train: object = None,
-    test: object = None,
+    test: object = DEFAULT,
     model: ModelSource = Net,
     bits: object = 32,
     **options: object,
@@ -34,7 +36,7 @@ def client(
     fields = {
         "name": name,
         "train": samples(0, 20) if train is None else train,
-        "test": samples(1, 12) if test is None else test,
+        "test": samples(1, 12) if test is DEFAULT else test,
         "model": model,
         "bits": bits,
         **options,
@@ -50,18 +52,18 @@ def test_the_readme_example_in_small() -> None:
         client("tablet", bits=2, model=wide_net),
         client("laptop", train=samples(2, 30)),
     ]
-    seen: list[Progress] = []
+    seen = Rounds()
     fit = Federation(clients, QuPeD(lambda_p=0.25), global_model=Net, seed=0).fit(
-        epochs=40, local_steps=5, batch_size=10, lr=0.1, progress=seen.append
+        epochs=40, local_steps=5, batch_size=10, lr=0.1, callbacks=[seen]
     )
     assert list(fit.accuracy) == ["phone", "tablet", "laptop"]
     assert min(fit.accuracy.values()) > 0.7
     assert len(values(fit.module("phone").get_parameter("middle.weight"))) <= 2
     assert len(values(fit.module("tablet").get_parameter("middle.weight"))) <= 4
-    assert fit.rounds == len(seen) == seen[-1].rounds
-    assert [p.round for p in seen] == list(range(fit.rounds))
-    assert seen[-1].phase == "finetune"
-    assert seen[-1].evaluation == fit.curve[-1]
+    assert fit.rounds == len(seen.rounds) == seen.rounds[-1].rounds
+    assert [r.clock.round for r in seen.rounds] == list(range(fit.rounds))
+    assert seen.rounds[-1].clock.phase == "finetune"
+    assert seen.rounds[-1].evaluation == fit.curve[-1]
 
 
 def test_sizes_are_counted_exactly() -> None:
@@ -100,7 +102,9 @@ def test_a_module_can_be_given_and_stays_untouched() -> None:
     fit = Federation([client(model=module)], Local()).fit(epochs=1, lr=1e-6)
     for key, value in module.state_dict().items():
         assert torch.equal(value, before[key])
-    torch.testing.assert_close(fit.models["phone"].state.params["first.weight"], before["first.weight"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        fit.models["phone"].state.params["first.weight"], before["first.weight"], atol=1e-4, rtol=0
+    )
 
 
 def test_numpy_arrays_and_own_samples_are_data() -> None:
@@ -148,7 +152,7 @@ def test_arrays_may_be_backwards_or_read_only() -> None:
     inputs, labels = (part.numpy() for part in samples(0, 20))
     backwards = inputs[::-1].copy()[::-1]
     backwards.flags.writeable = False
-    (member,) = Federation([client(train=(backwards, labels))], QuPeD()).members
+    (member,) = Federation([client(train=(backwards, labels))], QuPeD()).setup().clients
     assert torch.equal(member.train.batch(torch.arange(20)).inputs[0], torch.from_numpy(inputs))
 
 
@@ -157,13 +161,13 @@ def test_a_fit_tells_what_was_asked_for() -> None:
     fit = Federation([client(bits=1), client("b")], QuPeD(lambda_p=np.float64(0.5))).fit(
         epochs=6, lr=0.2, momentum=0.9, local_steps=1, workers=0
     )
-    assert {report.name: report.quantized for report in fit.clients} == {"phone": ("middle.weight",), "b": ()}
+    assert {report.name: report.bits for report in fit.clients} == {"phone": {"middle.weight": 1}, "b": {}}
     told = json.loads(json.dumps(fit.to_dict()))
     assert told["hyperparameters"]["lambda_p"] == 0.5
     assert told["hyperparameters"]["quantization"]["sharpness"] == "inf"
     assert told["training"].items() >= {"lr": 0.2, "momentum": 0.9, "steps_per_epoch": 1, "finetune_epochs": 1}.items()
     assert told["training"]["batch_size"] == 25
-    assert told["clients"][0]["quantized"] == ["middle.weight"]
+    assert told["clients"][0]["bits"] == {"middle.weight": 1}
 
 
 def test_the_global_model_comes_back_and_others_can_start_from_it() -> None:
@@ -364,7 +368,7 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"train": (samples(0, 20)[0], samples(0, 20)[1] - 1)}, "must be 0 or more, got -1"),
     ({"train": samples(0, 20)[:1]}, r"must be a pair \(inputs, labels\)"),
     ({"train": 3}, r"must be a pair \(inputs, labels\), a PyTorch data set, or have labels, batch\(\) and a .* got 3"),
-    ({"train": (samples(0, 20)[0].byte(), samples(0, 20)[1])}, r"\(Bytes, .* are to be made float32 first: x / 255.\)"),
+    ({"train": (samples(0, 20)[0].byte(), samples(0, 20)[1])}, r"\(Convert bytes, .* to float32 first: x / 255.\)"),
     (
         {"train": (samples(0, 20)[0], samples(0, 20)[1] + 1)},
         "needs at least 4 outputs, since classes are numbered from 0",
@@ -389,13 +393,13 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"model": lambda: Net().double()}, r"\(Its weights are float64: convert it to float32.\)"),
     ({"per_channel": "no"}, "'per_channel' of client 'phone' must be True or False, got 'no'"),
     ({"quantize": 5}, "'quantize' of client 'phone' must be a list of names of parameters, got 5"),
-    ({"quantize": [1]}, r"parameters to quantize must be a list of names, got \[1\]"),
+    ({"bits": 1, "quantize": [1]}, r"parameters to quantize must be a list of names, got \(1,\)"),
     ({"name": ["a"]}, "name of a client must be a non-empty string"),
     ({"train": (np.array([object()]), samples(0, 1)[1])}, "must be tensors or arrays of numbers"),
     ({"train": TensorSamples(NAN, samples(0, 20)[1])}, "training data of client 'phone' hold NaN"),
     ({"test": (torch.zeros(12, 5), samples(1, 12)[1])}, "network of client 'phone', on its test data, cannot run"),
     ({"bits": 1, "quantize": "middle.weight"}, "must be a list of names of parameters, got 'middle.weight'"),
-    ({"bits": 1, "start": "mean"}, "start of the centers must be 'range' or 'kmeans', got 'mean'"),
+    ({"bits": 1, "init_centers": "mean"}, "init_centers must be 'range' or 'kmeans', got 'mean'"),
     ({"bits": 1, "model": constant_net}, "network of client 'phone' cannot be quantized: 'middle.weight': .* all 0"),
     ({"test": (samples(0, 20)[0], samples(0, 20)[1] + 5)}, "has 3 outputs but its labels go up to 7"),
     ({"train": (torch.zeros(20, 5), samples(0, 20)[1])}, "network of client 'phone' cannot run on its data"),
@@ -422,16 +426,16 @@ def test_bad_federations() -> None:
         Federation([], QuPeD())
     with pytest.raises(QupedError, match="names of the clients must be distinct, got 'phone'"):
         Federation([client(), client()], QuPeD())
-    with pytest.raises(QupedError, match=r"different networks: say with global_model"):
+    with pytest.raises(QupedError, match="different networks: pass global_model"):
         Federation([client(), client("b", model=wide_net)], QuPeD())
-    with pytest.raises(QupedError, match="FedAvg trains full-precision models only: set bits=32 for client 'phone'"):
+    with pytest.raises(QupedError, match="FedAvg cannot train .* full-precision models only .set bits=32 for 'phone'"):
         Federation([client(bits=2)], FedAvg())
-    with pytest.raises(QupedError, match="PFedMe needs the global network at every client, but client 'phone'"):
+    with pytest.raises(QupedError, match="PFedMe cannot train .* one network at every client .'phone'"):
         Federation([client(model=wide_net)], PFedMe(), global_model=Net)
     with pytest.raises(QupedError, match="has 3 outputs but the global model has 4"):
         Federation([client()], QuPeD(), global_model=lambda: nn.Linear(6, 4))
     anything: Callable[..., Federation] = Federation
-    assert len(Federation((client(name) for name in "ab"), QuPeD()).members) == 2
+    assert len(Federation((client(name) for name in "ab"), QuPeD()).setup().clients) == 2
     for odd in (client(), [{"name": "phone"}], {"phone": client()}):
         with pytest.raises(QupedError, match=r"clients must be a list of Client\(...\)"):
             anything(odd, QuPeD())
@@ -460,13 +464,11 @@ def frozen(value: float) -> nn.Module:
 )
 def test_one_network_for_all_means_all_of_it(model: nn.Module, what: str) -> None:
     """Also what is not trained: otherwise one network is trained and another one deployed."""
-    meeting = frozen(0.25) if what == "frozen parameters" else nn.Sequential(nn.Linear(6, 3), nn.ReLU())
-    with pytest.raises(
-        QupedError, match=f"FedAvg needs the global network .* 'phone' has another one, with other {what}"
-    ):
-        Federation([client(model=model)], FedAvg(), global_model=meeting)
-    Federation([client(model=model)], QuPeD(), global_model=meeting)
-    Federation([client(model=meeting), client("b", model=copy.deepcopy(meeting))], FedAvg())
+    shared = frozen(0.25) if what == "frozen parameters" else nn.Sequential(nn.Linear(6, 3), nn.ReLU())
+    with pytest.raises(QupedError, match=f"FedAvg cannot train .*'phone' differ from the global network in {what}"):
+        Federation([client(model=model)], FedAvg(), global_model=shared)
+    Federation([client(model=model)], QuPeD(), global_model=shared)
+    Federation([client(model=shared), client("b", model=copy.deepcopy(shared))], FedAvg())
 
 
 def test_the_order_of_clients_with_own_weights_changes_nothing() -> None:
@@ -513,24 +515,24 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
     ({"local_steps": 0}, "local_steps must be"),
     ({"batch_size": 0}, "batch_size must be"),
-    ({"lr": "0.1"}, "learning rate lr must be above 0 and finite, got '0.1'"),
-    ({"stretch": "2"}, "stretch must be above 0 and finite, got '2'"),
+    ({"lr": "0.1"}, "lr must be above 0 and finite, got '0.1'"),
+    ({"schedule_epochs": "2"}, "schedule_epochs must be a whole number"),
     ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
     ({"finetune_epochs": 2.5}, "finetune_epochs must be a whole number"),
     ({"finetune_epochs": 1, "local_steps": 1000}, "No round begins in the last 1 epochs.*fewer local_steps"),
-    ({"lr": 0.0}, "learning rate lr must be above 0"),
+    ({"lr": 0.0}, "lr must be above 0"),
     ({"lr_decay": 1.5}, "lr_decay must be"),
     ({"momentum": -0.1}, "momentum must be"),
-    ({"weight_decay": -1.0}, "weight decay must be"),
-    ({"finetune_epochs": 31}, "finetune_epochs must be a whole number from 0 to 30, got 31"),
+    ({"weight_decay": -1.0}, "weight_decay must be"),
+    ({"finetune_epochs": 31}, "finetune_epochs must be from 0 to 30, got 31"),
     ({"clients_per_round": 2}, "clients_per_round must be at most 1, the number of clients, got 2"),
     ({"clients_per_round": 0}, "clients_per_round must be"),
     ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
     ({"steps_per_epoch": 4, "batch_size": 0}, "batch_size must be"),
     ({"evaluate_every": 0}, "evaluate_every must be"),
-    ({"progress": 5}, "progress must be a function of a Progress, got 5"),
+    ({"progress": 5}, "progress must be True or False, got 5"),
     ({"checkpoints": 5}, "checkpoints must be the path of a folder, got 5"),
-    ({"epoch": 3}, r"fit has no option 'epoch'\. Did you mean 'epochs'\?"),
+    ({"epoch": 3}, r"no training option 'epoch'\. Did you mean 'epochs'\?"),
     ({"epochs": True}, "epochs must be a whole number of at least 1, got True"),
     ({"workers": "x"}, "number of workers must be a whole number of at least 0, got 'x'"),
     ({"checkpoint_every": "a"}, "checkpoint_every must be a whole number of at least 1, got 'a'"),
@@ -550,7 +552,7 @@ def test_a_class_never_trained_on_is_allowed_and_said() -> None:
     """The warning names the client and the class."""
     inputs, labels = samples(0, 20)
     only = labels < 2
-    with pytest.warns(UserWarning, match=r"no training samples of: 'phone' \(2\)") as told:
+    with pytest.warns(UserWarning, match=r"without training samples: 'phone' \(2\)") as told:
         Federation([client(train=(inputs[only], labels[only]))], Local())
     assert told[0].filename == __file__  # the line that made the federation
     with warnings.catch_warnings():
@@ -569,14 +571,14 @@ def test_an_error_within_training_names_the_client() -> None:
 def test_unknown_client_of_a_fit() -> None:
     """Asking for a client that is not there lists those that are."""
     fit = Federation([client()], Local()).fit(epochs=1)
-    with pytest.raises(QupedError, match="client must be one of phone, got 'fone'"):
+    with pytest.raises(QupedError, match="no client 'fone'. Did you mean 'phone'"):
         fit.module("fone")
 
 
 def test_lists_and_numpy_integers_are_as_good() -> None:
     """[inputs, labels], and a bit-width out of an array."""
     fit = Federation([client(train=list(samples(0, 20)), bits=np.int64(2))], Local()).fit(epochs=1, workers=0)
-    assert fit.clients[0].bits == 2
+    assert fit.clients[0].bits == {"middle.weight": 2}
     json.dumps(fit.to_dict())
 
 
@@ -606,11 +608,11 @@ def test_functions_that_make_the_same_network_are_the_same_network() -> None:
 def test_fine_tuning_by_default_only_where_a_round_begins_in_it() -> None:
     """A sixth of the epochs; where rounds are long, the last one; none in a run of a single round."""
     federation = Federation([client(bits=2, train=samples(0, 250))], Local())
-    assert federation.prepare(epochs=30)[0].finetune_epochs == 5
-    assert federation.prepare(epochs=30, local_steps=100)[0].finetune_epochs == 10
-    assert federation.prepare(epochs=30, local_steps=1000)[0].finetune_epochs == 0
-    assert [federation.prepare(epochs=epochs)[0].finetune_epochs for epochs in (1, 2, 3)] == [0, 1, 1]
-    assert Federation([client()], Local()).prepare(epochs=30)[0].finetune_epochs == 0
+    assert federation.setup(epochs=30).schedule.finetune_epochs == 5
+    assert federation.setup(epochs=30, local_steps=100).schedule.finetune_epochs == 10
+    assert federation.setup(epochs=30, local_steps=1000).schedule.finetune_epochs == 0
+    assert [federation.setup(epochs=epochs).schedule.finetune_epochs for epochs in (1, 2, 3)] == [0, 1, 1]
+    assert Federation([client()], Local()).setup(epochs=30).schedule.finetune_epochs == 0
 
 
 def test_variable_batch_sizes_give_every_client_the_same_epoch() -> None:

@@ -3,13 +3,27 @@
 >>> from quped import Client, Federation, QuPeD
 """
 
-from quped.algorithms import FML, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
-from quped.client import Client
-from quped.errors import InterruptedRunError, QupedError
-from quped.federation import Federation
-from quped.quant import LinearSchedule
-from quped.result import ClientResult, Evaluation, FitResult
-from quped.simulation import Observer, Round, TrainingOptions
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quped.algorithms import FML, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
+    from quped.client import Client
+    from quped.errors import InterruptedRunError, QupedError
+    from quped.federation import Federation
+    from quped.quant import LinearSchedule
+    from quped.result import ClientResult, Evaluation, FitResult
+    from quped.simulation import Observer, Round, TrainingOptions
+
+_MODULES = {
+    "quped.algorithms": ("FML", "FedAvg", "Local", "PFedMe", "PerFedAvg", "QuPeD", "QuPeL", "Quantization"),
+    "quped.client": ("Client",),
+    "quped.errors": ("InterruptedRunError", "QupedError"),
+    "quped.federation": ("Federation",),
+    "quped.quant": ("LinearSchedule",),
+    "quped.result": ("ClientResult", "Evaluation", "FitResult"),
+    "quped.simulation": ("Observer", "Round", "TrainingOptions"),
+}
 
 __all__ = [
     "FML",
@@ -32,3 +46,11 @@ __all__ = [
     "Round",
     "TrainingOptions",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: PyTorch takes a second to load, and `quped --version` needs none."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'quped' has no attribute '{name}'")

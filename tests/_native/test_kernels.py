@@ -382,7 +382,9 @@ def test_a_round_of_quped_is_the_same_without_kernels(monkeypatch: pytest.Monkey
             for i in range(2)
         ]
         fit = Federation(clients, QuPeD(), seed=1).fit(epochs=2, finetune_epochs=0, workers=0, batch_size=20)
-        return {f"{name} {key}": value for name, model in fit.models.items() for key, value in model.params.items()}
+        return {
+            f"{name} {key}": value for name, model in fit.models.items() for key, value in model.state.params.items()
+        }
 
     with_kernels = models()
     monkeypatch.setenv(build.SWITCH, "0")

@@ -26,7 +26,7 @@ def test_quped_without_distillation_and_quantization_is_local_training(momentum:
     members = full_precision(QuPeD())
     alone, together = (fit(a, members, momentum=momentum) for a in (Local(), QuPeD(lambda_p=0.0)))
     for name, model in alone.models.items():
-        for key, value in model.params.items():
+        for key, value in model.state.params.items():
             assert torch.equal(value, together.models[name].state.params[key]), (name, key)
 
 
@@ -34,7 +34,7 @@ def test_quped_without_distillation_is_local_quantized_training() -> None:
     """lambda_p = 0: Algorithm 2 is Algorithm 1 at each client."""
     alone, together = fit(Local()), fit(QuPeD(lambda_p=0.0))
     for name, model in alone.models.items():
-        for key, value in model.params.items():
+        for key, value in model.state.params.items():
             torch.testing.assert_close(value, together.models[name].state.params[key], rtol=0, atol=0)
 
 
@@ -57,7 +57,7 @@ def test_qupel_without_coupling_is_local_training() -> None:
     members = clients(QuPeL())
     alone, together = fit(Local(), members), fit(QuPeL(lambda_p=0.0), members)
     for name, model in alone.models.items():
-        for key, value in model.params.items():
+        for key, value in model.state.params.items():
             assert torch.equal(value, together.models[name].state.params[key]), (name, key)
 
 
@@ -91,7 +91,7 @@ def test_fedavg_averages_what_its_clients_learn() -> None:
         found = federation.fit(epochs=1, local_steps=3, steps_per_epoch=3, batch_size=8, workers=0)
         assert found.rounds == 1
         model = found.models[chosen[0].name]
-        return {k: v for k, v in {**model.params, **model.buffers}.items() if v.is_floating_point()}
+        return {k: v for k, v in {**model.state.params, **model.state.buffers}.items() if v.is_floating_point()}
 
     alone, together = [learned(member) for member in members], learned(*members)
     for key, value in together.items():
@@ -109,7 +109,7 @@ def test_without_center_updates_the_centers_stay(algorithm: type[QuPeD] | type[Q
     levels = np.linspace(float(start.min()), float(start.max()), 4)
     learned = values(result.models["c0"].state.params["middle.weight"])
     assert all(np.isclose(levels, value, rtol=1e-6).any() for value in learned)
-    moving = values(fit(algorithm()).models["c0"].params["middle.weight"])
+    moving = values(fit(algorithm()).models["c0"].state.params["middle.weight"])
     assert not all(np.isclose(levels, value, rtol=1e-6).any() for value in moving)
 
 
@@ -122,4 +122,6 @@ def test_pfedme_without_pull_does_not_move_toward_w() -> None:
         for key, value in alone.models[member.name].state.params.items():
             assert torch.equal(value, together.models[member.name].state.params[key]), (member.name, key)
     pulled = fit(PFedMe(lam=0.5), members)
-    assert not torch.equal(pulled.models["c0"].state.params["first.weight"], together.models["c0"].state.params["first.weight"])
+    assert not torch.equal(
+        pulled.models["c0"].state.params["first.weight"], together.models["c0"].state.params["first.weight"]
+    )

@@ -244,7 +244,7 @@ def test_with_the_border_at_zero_weights_belong_to_the_center_of_their_sign(stra
     algorithm, t = QuPeD(lambda_p=LAMBDA_P, quantization=quantization), spec(BETWEEN, W, bits=1)
     start = learner(BETWEEN, FAR)
     assert list(nearest(BETWEEN, FAR)) == [0, 0]
-    np.testing.assert_array_equal(v(algorithm.deploy(t, Global(model(W)), start).params), FAR[::-1])
+    np.testing.assert_array_equal(v(algorithm.deploy(t, Global(model(W)), start).state.params), FAR[::-1])
     hardened = algorithm.start(t, Global(model(W)), start, clock(phase=Phase.FINETUNE)).learner
     np.testing.assert_array_equal(v(hardened.x.params), FAR[::-1])
     work, _ = algorithm.step(t, algorithm.start(t, Global(model(W)), start, clock()), (batch(),), clock())
@@ -399,9 +399,9 @@ def test_a_full_precision_client_of_quped_plus_takes_whole_steps() -> None:
 
 def test_a_border_that_is_not_known_is_refused() -> None:
     """The error says which there are."""
-    unknown: Any = "sign"
-    with pytest.raises(InvalidValueError, match="border must be 'zero' or 'middle'"):
-        Quantization(border=unknown)
+    unknown: Any = "zero"
+    with pytest.raises(InvalidValueError, match="assignment must be 'sign' or 'nearest'"):
+        Quantization(assignment=unknown)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_hyperparameters_that_are_no_numbers_are_refused(kind: Callable[..., obj
 )
 def test_lambda_is_a_schedule_for_each_bit_width(lam: Any) -> None:
     """Anything else is told at once, with an example."""
-    with pytest.raises(InvalidValueError, match=r"lam must be schedules by bit-width, such as \{1: Linear\("):
+    with pytest.raises(InvalidValueError, match=r"lam must be schedules by bit-width, such as \{1: LinearSchedule\("):
         Quantization(lam=lam)
 
 
@@ -626,7 +626,7 @@ def test_unquantized_parameters_in_fine_tuning(momentum: float) -> None:
     decay, pull, late = 0.1, 0.2, clock(phase=Phase.FINETUNE)
     start, bias, shared = C[nearest(X, C)], np.array([0.3, -0.1]), np.array([0.5, 0.5])
     x = ModelState({"v": torch.tensor(start), "b": torch.tensor(bias)}, {})
-    t = ClientSpec(network_with_bias, x, network_with_bias, x, 1, ("v",), sgd=SGD(decay, momentum))
+    t = ClientSpec(network_with_bias, x, network_with_bias, x, {"v": 1}, sgd=SGD(decay, momentum))
     algorithm = QuPeL(lambda_p=pull, eta3=0.0, quantization=hyper(eta2=0.0))
     personal = Learner(x, {"v": torch.tensor(C).unsqueeze(0)}, {}, t.sgd.init(x.params))
     work = algorithm.start(t, QuPeLShared(x.params | {"b": torch.tensor(shared)}), personal, late)

@@ -214,7 +214,7 @@ def descend(given: Setting, count: int, center_prox: CenterProx, c: Array | None
     )
     algorithm = Local(quantization)
     initial = ModelState({"w": torch.from_numpy(given.w)}, {})
-    spec = ClientSpec(network, initial, network, initial, bits=given.bits, quantized=("w",), sgd=SGD(weight_decay=0.0))
+    spec = ClientSpec(network, initial, network, initial, bits={"w": given.bits}, sgd=SGD(weight_decay=0.0))
     # lambda(t) = rate * t, so that at t = 1 it is the rate.
     clock = Clock(0, 0, Phase.TRAIN, t=1.0, lr=given.sizes.eta1)
     batch = Batch((torch.from_numpy(given.problem.inputs),), torch.from_numpy(given.problem.labels))
@@ -293,7 +293,7 @@ def test_the_constants_bound_the_smoothness_of_both_blocks(bits: int) -> None:
         x = rng.uniform(-C_MAX, C_MAX, WEIGHTS)
         c = np.sort(rng.uniform(-C_MAX, C_MAX, 2**bits))
         near_x = x + rng.normal(size=WEIGHTS) * 0.01
-        near_c = np.sort(np.center_grad_clip(c + rng.normal(size=c.shape) * 0.01, -C_MAX, C_MAX))
+        near_c = np.sort(np.clip(c + rng.normal(size=c.shape) * 0.01, -C_MAX, C_MAX))
         change_x = gradient_by_x(given.problem, near_x, c) - gradient_by_x(given.problem, x, c)
         change_c = gradient_by_c(given.problem, x, near_c) - gradient_by_c(given.problem, x, c)
         ratios.append(

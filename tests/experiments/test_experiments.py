@@ -1,5 +1,6 @@
 """Experiment files: presets, changes, and what becomes of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,20 @@ import torch
 from pydantic import ValidationError
 
 from quped import QuPeD
-from quped.algorithms import ALGORITHMS
+from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.errors import InvalidValueError
-from quped.experiments.presets import CATALOG, presets
+from quped.experiments.presets import FOLDER, presets
 from quped.experiments.run import Population, distinct
 from quped.experiments.schema import apply, build_algorithm, load, validate
 from quped.quant import LinearSchedule
+from quped.simulation import SimClient
 
 PRESETS = presets()
 
 
 def test_every_file_of_the_catalog_is_a_preset() -> None:
     """Found by themselves, wherever below the catalog they are."""
-    assert {path.stem for path in CATALOG.rglob("*.toml")} == set(PRESETS)
+    assert {path.stem for path in FOLDER.rglob("*.toml")} == set(PRESETS)
     assert len(PRESETS) == 2
 
 
@@ -60,6 +62,11 @@ def test_changes_apply_to_any_depth() -> None:
     assert experiment.data.partition == "iid"
 
 
+def members(clients: Population, algorithm: AnyAlgorithm) -> Sequence[SimClient]:
+    """Return the clients as engines run them."""
+    return clients.federation(algorithm).setup().clients
+
+
 def test_hyperparameters_reach_the_algorithm() -> None:
     """Nested tables too, and lambda by bit-width."""
     algorithm = build_algorithm(
@@ -87,7 +94,10 @@ def test_algorithms_that_cannot_mix_get_clients_that_they_can_have() -> None:
     """QuPeD keeps networks and bits; FedAvg gets the global network in full precision; QuPeL keeps the bits."""
     clients = population()
     kinds = {
-        name: {(m.network.name, m.client.bits) for m in clients.federation(build_algorithm({"name": name})).members}
+        name: {
+            (c.network.name, max(c.spec.bits.values(), default=32))
+            for c in members(clients, build_algorithm({"name": name}))
+        }
         for name in ("quped", "local", "fml", "fedavg", "qupel")
     }
     assert kinds["quped"] == kinds["local"] == {("cnn1", 2), ("mlp", 32)}
@@ -100,9 +110,10 @@ def test_validation_samples_come_from_the_training_samples() -> None:
     """With evaluate_on = "validation" no test sample is seen, and none is in both parts."""
     data = {"name": "digits", "partition": "classes=3"}
     quped = build_algorithm({"name": "quped"})
-    test = population(data=data).federation(quped).members
-    held = population(data=data | {"evaluate_on": "validation"}).federation(quped).members
+    test = members(population(data=data), quped)
+    held = members(population(data=data | {"evaluate_on": "validation"}), quped)
     for a, b in zip(test, held, strict=True):
+        assert b.test is not None
         assert len(a.train) == len(b.train) + len(b.test)
         assert len(b.test) == round(0.2 * len(a.train))
         rows = [part.batch(torch.arange(len(part))).inputs[0].flatten(1).numpy() for part in (a.train, b.train, b.test)]
@@ -113,9 +124,9 @@ def test_validation_samples_come_from_the_training_samples() -> None:
 def test_partition_kinds_give_every_client_samples() -> None:
     """Classes, Dirichlet and IID, through the experiment file."""
     for partition in ("dirichlet=1", "iid"):
-        members = population(data={"name": "digits", "partition": partition}).federation(QuPeD()).members
-        assert sum(len(m.train) for m in members) == 1442
-        assert sum(len(m.test) for m in members) == 355
+        clients = members(population(data={"name": "digits", "partition": partition}), QuPeD())
+        assert sum(len(m.train) for m in clients) == 1442
+        assert sum(len(m.test) for m in clients if m.test is not None) == 355
 
 
 def test_folders_of_equal_algorithms_are_told_apart() -> None:
@@ -145,15 +156,14 @@ def test_every_unknown_hyperparameter_is_told() -> None:
 def test_a_group_can_name_what_is_quantized() -> None:
     """`quantize` reaches the clients, and so does how."""
     group = {"count": 10, "model": {"name": "mlp", "hidden": [8]}, "bits": 1, "quantize": ["layers.0.weight"]}
-    group |= {"per_channel": True, "start": "kmeans"}
-    members = population(clients=[group], global_model="mlp").federation(QuPeD()).members
-    spec = members[0].spec
-    assert (spec.quantized, spec.per_channel, spec.init_centers) == (("layers.0.weight",), True, "kmeans")
+    group |= {"per_channel": True, "init_centers": "kmeans"}
+    spec = members(population(clients=[group], global_model="mlp"), QuPeD())[0].spec
+    assert (tuple(spec.bits), spec.per_channel, spec.init_centers) == (("layers.0.weight",), True, "kmeans")
     qupel = build_algorithm({"name": "qupel"})
-    same = population(clients=[group], global_model=group["model"]).federation(qupel).members
-    assert same[0].spec.quantized == ("layers.0.weight",)
-    others = population(clients=[group], global_model="mlp").federation(qupel).members  # who get the global network
-    assert others[0].spec.quantized == ("layers.2.weight",)
+    same = members(population(clients=[group], global_model=group["model"]), qupel)
+    assert tuple(same[0].spec.bits) == ("layers.0.weight",)
+    others = members(population(clients=[group], global_model="mlp"), qupel)  # who get the global network
+    assert tuple(others[0].spec.bits) == ("layers.2.weight",)
 
 
 def test_an_experiment_is_frozen(tmp_path: Path) -> None:

@@ -31,10 +31,8 @@ def model(v: Array) -> ModelState:
 
 def spec(x: Array, w: Array, bits: int = FULL_PRECISION, weight_decay: float = 0.0) -> ClientSpec:
     """Return a spec in which personal and global network are this one."""
-    quantized = ("v",) if bits < FULL_PRECISION else ()
-    return ClientSpec(
-        network, model(x), network, model(w), bits, quantized, has_global_network=True, sgd=SGD(weight_decay)
-    )
+    widths = {"v": bits} if bits < FULL_PRECISION else {}
+    return ClientSpec(network, model(x), network, model(w), widths, has_global_network=True, sgd=SGD(weight_decay))
 
 
 def batch(inputs: Array = INPUTS, labels: NDArray[np.int64] = LABELS) -> Batch:

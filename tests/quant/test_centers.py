@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import quant_reference as reference
 import torch
+from helpers import quant_reference as reference
 from helpers.quant_reference import Array, array, repeatable, tensor
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -161,5 +161,5 @@ def test_centers_do_not_belong_to_the_graph_of_the_weights() -> None:
 def test_an_unknown_start_is_refused() -> None:
     """A misspelt name does not silently become another one."""
     make: Callable[..., torch.Tensor] = initial_centers
-    with pytest.raises(InvalidValueError, match="init of the centers must be 'range' or 'kmeans', got 'k-means'"):
+    with pytest.raises(InvalidValueError, match="init_centers must be 'range' or 'kmeans', got 'k-means'"):
         make(torch.tensor([1.0, 2.0]), 2, "k-means")

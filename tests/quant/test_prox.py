@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import quant_reference as reference
 import torch
+from helpers import quant_reference as reference
 from helpers.quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-import quant_reference as reference
 import torch
+from helpers import quant_reference as reference
 from helpers.quant_reference import Array, array, exact_problems, layouts, repeatable, tensor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,7 +60,7 @@ def test_nearest_takes_the_lower_center_on_every_tie(problem: tuple[Array, Array
     np.testing.assert_array_equal(nearest(tensor(x), tensor(centers)).numpy(), reference.nearest(x, centers))
 
 
-@pytest.mark.parametrize("border", ["middle", "zero"])
+@pytest.mark.parametrize("border", ["middle", "sign"])
 @repeatable
 @given(exact_problems())
 def test_a_weight_on_a_center_stays_with_it(assignment: Assignment, problem: tuple[Array, Array]) -> None:
@@ -82,7 +82,7 @@ def test_the_border_at_zero(problem: tuple[Array, Array]) -> None:
         for g, (low, high) in enumerate(centers):
             if low < 0 < high:
                 expected[g] = reference.grouped(x, centers)[g] > 0
-    np.testing.assert_array_equal(assign(tensor(x), tensor(centers), "zero").numpy(), expected)
+    np.testing.assert_array_equal(assign(tensor(x), tensor(centers), "sign").numpy(), expected)
     np.testing.assert_array_equal(assign(tensor(x), tensor(centers)).numpy(), reference.nearest(x, centers))
 
 
@@ -90,13 +90,13 @@ def test_the_border_at_zero_by_hand() -> None:
     """-0.1 and 0.9 have their middle at 0.4; 0.1 and 0.9 are both positive, and keep theirs at 0.5; so do three."""
     x = torch.tensor([[-0.2, 0.0, 0.01, 0.45]] * 2, dtype=torch.float64)
     centers = torch.tensor([[-0.1, 0.9], [0.1, 0.9]], dtype=torch.float64)
-    assert assign(x, centers, "zero").tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]
+    assert assign(x, centers, "sign").tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]
     assert assign(x, centers).tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
     three = torch.tensor([[-0.1, 0.9, 1.0]], dtype=torch.float64)
-    assert assign(x[:1], three, "zero").tolist() == [[0, 0, 0, 1]]
+    assert assign(x[:1], three, "sign").tolist() == [[0, 0, 0, 1]]
     # The soft quantizer has the same borders: there it is the mean of the two, and it approaches the hard one.
-    assert soft(x, centers, 7.0, "zero")[0, 1].item() == pytest.approx(0.4, rel=1e-15)
-    assert quantize(x, centers, 1e4, "zero")[0, [0, 2, 3]].tolist() == pytest.approx([-0.1, 0.9, 0.9], abs=1e-12)
+    assert soft(x, centers, 7.0, "sign")[0, 1].item() == pytest.approx(0.4, rel=1e-15)
+    assert quantize(x, centers, 1e4, "sign")[0, [0, 2, 3]].tolist() == pytest.approx([-0.1, 0.9, 0.9], abs=1e-12)
     assert quantize(x, centers, assignment="sign")[0].tolist() == [-0.1, -0.1, 0.9, 0.9]
 
 

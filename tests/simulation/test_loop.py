@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quped.simulation.engines import Plan
-from quped.simulation.loop import choose
+from quped.simulation.loop import sample_clients
+from quped.simulation.schedule import Schedule
 from quped.typing import Phase
 
 
 def plan(
     *, epochs: int = 5, finetune: int = 2, steps: int = 4, local: int = 2, sampled: int = 3, every: int = 1
-) -> Plan:
+) -> Schedule:
     """Return a plan with learning rate 0.1, decaying by 0.9 per epoch."""
-    return Plan(epochs, finetune, steps, local, 0.1, 0.9, sampled, every)
+    return Schedule(epochs, finetune, steps, local, 0.1, 0.9, sampled, every)
 
 
 def test_rounds_cover_the_epochs() -> None:
@@ -53,22 +53,16 @@ def test_evaluations_end_every_nth_epoch_and_the_run() -> None:
 def test_sampling_is_without_replacement_fair_and_reproducible() -> None:
     """K distinct clients in ascending order; every client about equally often; the same for the same seed."""
     p = plan(sampled=3)
-    rounds = [choose(p, 10, 0, r) for r in range(1000)]
+    rounds = [sample_clients(p, 10, 0, r) for r in range(1000)]
     assert all(len(set(r)) == 3 and r == sorted(r) for r in rounds)
     counts = np.bincount(np.concatenate(rounds), minlength=10)
     assert counts.sum() == 3000
     # Binomial(1000, 0.3) has deviation 14.5: five of them.
     assert abs(counts - 300).max() < 73
-    assert rounds == [choose(p, 10, 0, r) for r in range(1000)]
-    assert rounds != [choose(p, 10, 1, r) for r in range(1000)]
+    assert rounds == [sample_clients(p, 10, 0, r) for r in range(1000)]
+    assert rounds != [sample_clients(p, 10, 1, r) for r in range(1000)]
 
 
 def test_everyone_takes_part_when_all_are_asked() -> None:
     """K = n needs no drawing."""
-    assert choose(plan(sampled=4), 4, 0, 0) == [0, 1, 2, 3]
-
-
-def test_a_plan_refuses_nonsense() -> None:
-    """More fine-tuning than epochs."""
-    with pytest.raises(ValueError, match="finetune_epochs must be a whole number from 0 to 5"):
-        plan(finetune=6)
+    assert sample_clients(plan(sampled=4), 4, 0, 0) == [0, 1, 2, 3]

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.small_federation import Net, algorithms, assert_same, clients, samples
+from helpers.small_federation import Net, Rounds, algorithms, assert_same, clients, samples
 from torch import Tensor, nn
 
-from quped import Client, Federation, FitResult, Local, Progress, QuPeD, QupedError
+from quped import Client, Federation, FitResult, Local, QuPeD, QupedError, Round
 from quped.algorithms import AnyAlgorithm
 from quped.data import TensorSamples
 from quped.simulation.engines import usable_cores
@@ -190,10 +190,10 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "scratch").mkdir()
     members = clients(QuPeD(), 3)
 
-    def while_it_runs(_: Progress) -> None:
+    def while_it_runs(_: Round) -> None:
         assert list((tmp_path / "scratch").iterdir()) == []  # so a kill leaves nothing
 
-    Federation(members, QuPeD(), Net).fit(epochs=3, workers=2, progress=while_it_runs)
+    Federation(members, QuPeD(), Net).fit(epochs=3, workers=2, callbacks=[Rounds(while_it_runs)])
     with pytest.raises(QupedError):
         Federation(members, QuPeD(), Net).fit(lr=1e12, workers=2)
     assert list((tmp_path / "scratch").iterdir()) == []
@@ -204,12 +204,12 @@ def test_workers_end_with_the_program(tmp_path: Path, monkeypatch: pytest.Monkey
     """Also if it is killed, and they alone are left."""
     monkeypatch.setattr("quped.simulation.engines.processes.ORPHAN_CHECK_SECONDS", 0.1)
 
-    def die(_: Progress) -> None:
+    def die(_: Round) -> None:
         (tmp_path / "workers").write_text(" ".join(map(str, children())))
         os.kill(os.getpid(), signal.SIGKILL)
 
     program = multiprocessing.get_context("fork").Process(
-        target=lambda: Federation(clients(QuPeD(), 3), QuPeD(), Net).fit(workers=2, progress=die)
+        target=lambda: Federation(clients(QuPeD(), 3), QuPeD(), Net).fit(workers=2, callbacks=[Rounds(die)])
     )
     program.start()
     program.join(60)
@@ -245,7 +245,9 @@ def test_the_number_of_workers() -> None:
     """By default all usable cores; a negative number is refused."""
     assert usable_cores() >= 1
     seen: list[int] = []
-    Federation(clients(QuPeD(), 5), QuPeD(), Net).fit(epochs=1, progress=lambda _: seen.append(len(children())))
+    Federation(clients(QuPeD(), 5), QuPeD(), Net).fit(
+        epochs=1, callbacks=[Rounds(lambda _: seen.append(len(children())))]
+    )
     assert set(seen) == {min(5, usable_cores())}
     with pytest.raises(QupedError, match="number of workers must be a whole number of at least 0, got -1"):
         fit(QuPeD(), clients(QuPeD(), 2), workers=-1)

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.small_federation import Net, algorithms, assert_same, clients, samples, wide_net
+from helpers.small_federation import Net, Rounds, algorithms, assert_same, clients, samples, wide_net
 
-from quped import Client, Federation, FitResult, InterruptedRunError, Local, Quantization, QuPeD, QupedError
+from quped import Client, Federation, FitResult, InterruptedRunError, Local, Quantization, QuPeD, QupedError, Round
 from quped.algorithms import AnyAlgorithm
 from quped.records import Checkpoints
-from quped.result import Progress
 from quped.simulation.checkpoint import stop_signals
 
 ROUNDS = 9
@@ -40,8 +39,8 @@ def fit(
 ) -> FitResult:
     """Train for nine rounds with sampling, momentum and both phases; raise after a round if told."""
 
-    def progress(told: Progress) -> None:
-        if told.round == stop_after:
+    def stop(round_: Round) -> None:
+        if round_.clock.round == stop_after:
             raise StopError
 
     return Federation(clients(algorithm, 4), algorithm, Net, seed=seed).fit(
@@ -54,7 +53,7 @@ def fit(
         workers=workers,
         checkpoints=checkpoints,
         checkpoint_every=2,
-        progress=progress,
+        callbacks=[Rounds(stop)],
     )
 
 
@@ -101,10 +100,10 @@ def test_an_interruption_is_no_error_that_a_program_recovers_from() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"start": "kmeans"}, "client 'a': .* centers by range, .* instead of .* centers by kmeans"),
+        ({"init_centers": "kmeans"}, "client 'a': .* centers by range, .* instead of .* centers by kmeans"),
         ({"per_channel": True}, "client 'a': .* instead of .* per channel"),
-        ({"quantize": ["last.weight"]}, "client 'a': .* for middle.weight, .* instead of .* for last.weight"),
-        ({"model": wide_net}, "client 'a': Net with 163 parameters .* instead of Net with 291 parameters"),
+        ({"quantize": ["last.weight"]}, "client 'a': .* bits: middle.weight 2, .* instead of .* bits: last.weight 2"),
+        ({"model": wide_net}, "client 'a': SmallNet with 163 parameters .* instead of SmallNet with 291 parameters"),
         ({"train": samples(7, 30)}, "client 'a': .* of 20 samples .* instead of .* of 30 samples"),
         ({"train": (samples(0, 20)[0], samples(0, 20)[1].flip(0))}, "client 'a': .* of 20 samples"),
         ({"train": (100 * samples(0, 20)[0], samples(0, 20)[1])}, "client 'a': .* of 20 samples"),
@@ -122,7 +121,7 @@ def test_a_checkpoint_of_other_clients_is_refused(
     Federation([client], QuPeD(), Net).fit(**options, workers=0)
     with pytest.raises(QupedError, match=f"is of a run with another {what}.*Remove its round"):
         Federation([replace(client, **change)], QuPeD(), Net).fit(**options, workers=workers)
-    with pytest.raises(QupedError, match=r"another client 'a': .* batches of 10 .* instead of .* batches of 5"):
+    with pytest.raises(QupedError, match="another training.batch_size: 10 instead of 5"):
         Federation([client], QuPeD(), Net).fit(**options, batch_size=5, workers=workers)
     with pytest.raises(QupedError, match="another global network"):
         Federation([client], QuPeD(), wide_net).fit(**options, workers=workers)
@@ -131,11 +130,11 @@ def test_a_checkpoint_of_other_clients_is_refused(
 def test_a_folder_that_cannot_be_used_is_told_at_once(tmp_path: Path) -> None:
     """Not when the first checkpoint is due."""
     (tmp_path / "file").write_text("")
-    seen: list[Progress] = []
+    seen = Rounds()
     client = Client("a", train=samples(0, 20), test=samples(1, 12), model=Net)
     with pytest.raises(QupedError, match="file cannot be used"):
-        Federation([client], QuPeD()).fit(checkpoints=tmp_path / "file", progress=seen.append, workers=0)
-    assert not seen
+        Federation([client], QuPeD()).fit(checkpoints=tmp_path / "file", callbacks=[seen], workers=0)
+    assert not seen.rounds
 
 
 def test_clients_of_one_kind_share_tensors_in_a_checkpoint(tmp_path: Path) -> None:
@@ -155,15 +154,17 @@ def test_time_spent_counts_from_the_checkpoint_on(tmp_path: Path) -> None:
     """A resumed run knows how long it took before, evaluated or not."""
     members = clients(QuPeD(), 2)
 
-    def stop(told: Progress) -> None:
-        if told.round == 0:
+    def stop(round_: Round) -> None:
+        if round_.clock.round == 0:
             time.sleep(0.4)
-        if told.round == 2:
+        if round_.clock.round == 2:
             raise StopError
 
     options: dict[str, Any] = {"epochs": 4, "local_steps": 1, "evaluate_every": 4, "workers": 0}
     with pytest.raises(StopError):
-        Federation(members, QuPeD(), Net).fit(**options, checkpoints=tmp_path, checkpoint_every=2, progress=stop)
+        Federation(members, QuPeD(), Net).fit(
+            **options, checkpoints=tmp_path, checkpoint_every=2, callbacks=[Rounds(stop)]
+        )
     first = Checkpoints(tmp_path).latest()
     assert first is not None
     spent = first[1]["about"]["seconds"]
@@ -178,14 +179,14 @@ def test_a_signal_stops_after_the_round_with_a_checkpoint(tmp_path: Path, number
     before = signal.getsignal(number)
     timers = []
 
-    def progress(told: Progress) -> None:
-        if told.round == 1:
+    def later(round_: Round) -> None:
+        if round_.clock.round == 1:
             timers.append(threading.Timer(0.02, os.kill, (os.getpid(), number)))
             timers[0].start()
 
     federation = Federation(clients(QuPeD(), 4), QuPeD(), Net)
     with pytest.raises(InterruptedRunError, match=f"Stopped by {number.name} after round") as stopped:
-        federation.fit(epochs=10_000, workers=workers, checkpoints=Checkpoints(tmp_path), progress=progress)
+        federation.fit(epochs=10_000, workers=workers, checkpoints=Checkpoints(tmp_path), callbacks=[Rounds(later)])
     timers[0].join()
     assert stopped.value.signal_number == number
     assert f"after round {Checkpoints(tmp_path).rounds()}," in str(stopped.value)

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.small_federation import CLASSES, FEATURES, Net, algorithms, clients, samples
+from helpers.small_federation import CLASSES, FEATURES, Net, Rounds, algorithms, clients, samples
 from torch import nn
 
-from quped import Client, Federation, FitResult, QuPeD, QupedError, _tree
+from quped import Client, Federation, FitResult, QuPeD, QupedError, Round, _tree
 from quped._vmap import under_vmap
 from quped.algorithms import AnyAlgorithm
 from quped.algorithms.quantization import Quantization
 from quped.data import Subset
 from quped.data.datasets.digits import digits
 from quped.models import cnn1
-from quped.result import Progress
-from quped.simulation.engines import vmapped
+from quped.simulation.engines import vmap
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
         return run
 
-    monkeypatch.setattr(vmapped, "vmap", noting)
+    monkeypatch.setattr(vmap, "vmap", noting)
     yield sizes
     assert not under_vmap()
 
@@ -51,8 +50,8 @@ def fit(
 ) -> FitResult:
     """Train for a few rounds with sampling, momentum, BatchNorm and both phases; raise after a round if told."""
 
-    def progress(told: Progress) -> None:
-        if told.round == stop_after:
+    def stop(round_: Round) -> None:
+        if round_.clock.round == stop_after:
             raise StopError
 
     return Federation(members, algorithm, global_model, seed=3).fit(
@@ -66,7 +65,7 @@ def fit(
         device=device,
         checkpoints=checkpoints,
         checkpoint_every=1,
-        progress=progress,
+        callbacks=[Rounds(stop)],
     )
 
 
@@ -163,8 +162,8 @@ def test_errors_name_the_clients_and_the_remedy() -> None:
         fit(exact, members, "cpu")
     with pytest.raises(QupedError, match=r"training loss of client 'c0' became .* lower the learning rate"):
         Federation(members, QuPeD()).fit(lr=1e12, device="cpu")
-    with pytest.raises(QupedError, match="workers must be left out beside a device, got 2"):
+    with pytest.raises(QupedError, match="either workers or device"):
         Federation(members, QuPeD()).fit(workers=2, device="cpu")
-    for device in ("cuda:99", "abacus"):
-        with pytest.raises(QupedError, match=f"The device '{device}' cannot be used: "):
+    for device in ("cuda:99", "mps", "abacus"):
+        with pytest.raises(QupedError, match=f"The device '{device}' cannot be used here: .* CPU"):
             Federation(members, QuPeD()).fit(device=device)

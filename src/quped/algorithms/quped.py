@@ -60,7 +60,7 @@ class QuPeD:
         check_number("lambda_p of QuPeD", self.lambda_p, 0, 1)
         check_number("global_lr_ratio of QuPeD", self.global_lr_ratio, 0)
         check(number(self.temperature) > 0, "temperature of QuPeD", "above 0", self.temperature)
-        check_number("together of QuPeD", self.warmup_epochs, 0)
+        check_number("warmup_epochs of QuPeD", self.warmup_epochs, 0)
 
     def is_warming_up(self, clock: Clock) -> bool:
         """Say whether w learns from labels still."""

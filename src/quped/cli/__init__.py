@@ -1,38 +1,57 @@
-"""The command line."""
+"""The command line: parsing and printing."""
 
+import logging
 import sys
-from typing import Annotated, NoReturn
+from importlib import import_module, metadata
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
-from quped.cli.bench import app as bench_app
-from quped.cli.data import app as data_app
-from quped.cli.paper import reproduce_command
-from quped.cli.run import presets_command, run_command
-from quped.cli.train import train_command
 from quped.errors import QupedError
-from quped.records import versions
+
+COMMANDS = {
+    "run": "quped.cli.run",
+    "presets": "quped.cli.presets",
+    "train": "quped.cli.train",
+    "data": "quped.cli.data",
+    "paper": "quped.cli.paper",
+    "bench": "quped.cli.bench",
+}
+"""The module of each command, whose `app` it is."""
+
+
+class LazyCommands(TyperGroup):
+    """Imports a command's module when the command is used: PyTorch takes a second to load."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands in the order in which help lists them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = typer.main.get_command(import_module(COMMANDS[cmd_name]).app)
+        command.name = cmd_name
+        return command
+
 
 app = typer.Typer(
-    help="Federated learning in which every device gets its own, compressed model.",
+    cls=LazyCommands,
+    help="Personalized federated learning with learned low-bit weights.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
 )
-app.command("run")(run_command)
-app.command("presets")(presets_command)
-app.command("reproduce")(reproduce_command)
-app.command("train")(train_command)
-app.add_typer(data_app, name="data")
-app.add_typer(bench_app, name="bench")
 
 
 def print_version(wanted: bool) -> None:
     """Print the version and stop."""
     if wanted:
-        print(f"quped {versions()['quped']}")
+        print(f"quped {metadata.version('quped')}")
         raise typer.Exit
 
 
@@ -44,20 +63,21 @@ def options(
 
 
 def main() -> None:
-    """Run the program. What a user can put right is told in a sentence, not in a traceback."""
+    """Run the program. An error that a user can put right is one sentence, not a traceback."""
+    logging.getLogger("quped").addHandler(logging.StreamHandler())
     try:
         app()
     except QupedError as error:
-        tell(str(error))
+        fail(str(error))
     except OSError as error:
         if error.filename is None:
             raise
-        tell(f"{error.filename} cannot be used: {error.strerror}.")
+        fail(f"{error.filename} cannot be used: {error.strerror}.")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def tell(error: str) -> NoReturn:
+def fail(error: str) -> NoReturn:
     """Print an error and stop."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(error)}")
     sys.exit(2)

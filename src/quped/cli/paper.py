@@ -10,15 +10,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from quped.cli.run import Workers, bars, notes
+from quped.cli._shared import notes, single_command
+from quped.cli.run import Workers
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
+from quped.paper import claims
 from quped.paper.compare import HEADER, Rows, markdown, rows, values
 from quped.paper.curves import draw
 from quped.paper.docs import document
 from quped.paper.runs import run_cell, status
 from quped.paper.table import Cell, Table, find_table, tables
+from quped.progress import progress_bars
 from quped.records import write_bytes
-from quped.paper import claims
 
 Name = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="One of those that --list shows.")]
 List = Annotated[bool, typer.Option("--list", help="List the tables, with their methods and columns.")]
@@ -175,7 +177,7 @@ def run(
             f"[yellow]note:[/] {others} of them are recorded with other settings or data, and will be replaced."
         )
     try:
-        with notes(aside), bars(console) as follow:
+        with notes(aside), progress_bars(console) as follow:
 
             def taken(cell: Cell) -> bool:
                 """Run a cell, and tell of it; say whether another process has it instead."""
@@ -314,3 +316,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+app = single_command(reproduce_command)

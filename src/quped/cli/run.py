@@ -1,10 +1,7 @@
-"""`quped run` and `quped presets`."""
+"""`quped run`: train a federation."""
 
 import json
 import shlex
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from quped.cli._shared import make_console, notes, single_command
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
-from quped.experiments import find, load, presets, run_experiment, validate
-from quped.experiments.presets import FOLDER
+from quped.experiments import Experiment, find, load, run_experiment, validate
+from quped.experiments.run import Result
 from quped.progress import progress_bars
-from quped.records import CONFIG, read_json
+from quped.records import CONFIG, MODELS, RunRecord, read_json
 from quped.report.terminal import client_table, comparison_table, verdict
 
 Preset = Annotated[
@@ -32,7 +30,7 @@ Change = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a value, such as training.epochs=5. May be repeated."),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Everything random follows from it.", show_default="0")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Random seed.", show_default="0")]
 Out = Annotated[
     Path | None,
     typer.Option(help="Directory for the run's record.", show_default="runs/PRESET-DATE-TIME", file_okay=False),
@@ -40,15 +38,15 @@ Out = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already in --out.")]
 Resume = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Go on with the interrupted run in DIR.", file_okay=False, show_default=False),
+    typer.Option(metavar="DIR", help="Resume the interrupted run in DIR.", file_okay=False, show_default=False),
 ]
 CheckpointEvery = Annotated[int, typer.Option(min=1, metavar="N", help="Write a checkpoint every N rounds.")]
 Workers = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Processes that compute; 0: none but this one. The result is the same.",
-        show_default="all cores; 0 but on Linux",
+        help="Worker processes; 0 runs in this process. Does not affect results.",
+        show_default="all cores on Linux, else 0",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -69,26 +67,24 @@ def run_command(
 ) -> None:
     """Train a federation and show what every client got.
 
-    Without arguments, runs the preset *quickstart*. Ctrl-C stops after the round, with a checkpoint.
+    Without arguments, runs the preset *quickstart*. Ctrl-C stops after the round, with a checkpoint; again, at once.
     """
     if resume is not None:
         if preset or change or seed is not None or out or overwrite:
             raise InvalidValueError("--resume takes the experiment from the record: give no other options of it.")
-        asked = read_json(resume / CONFIG)
-        if not asked.keys() >= {"preset", "seed", "config"} or not isinstance(asked["config"], dict):
-            raise RunError(f"{resume} holds no run of `quped run`: go on with it by the command that began it.")
-        name, number, folder = asked["preset"], asked["seed"], resume
-        experiment = validate(asked["config"], str(resume / CONFIG))
+        name, number, experiment = recorded(resume)
+        folder = resume
     else:
         path = find(preset or "quickstart")
         experiment = load(path, change or ())
         name, number = path.stem, seed or 0
         folder = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    console = Console(quiet=quiet or as_json, highlight=False)
-    if not console.is_terminal:
-        console.width = 120
+    console = make_console(quiet=quiet or as_json)
     if experiment.description:
         console.print(f"[bold]{escape(name)}[/]: {escape(experiment.description)}")
+    if resume is not None:
+        console.print(f"Resuming {escape(str(folder))}, {position(folder)}.", soft_wrap=True)
+    again = f"quped run --resume {shlex.quote(str(folder))}"
     try:
         with notes(console), progress_bars(console) as follow:
             results = run_experiment(
@@ -103,37 +99,41 @@ def run_command(
                 follow=follow,
             )
     except InterruptedRunError as stop:
-        typer.echo(f"{stop} Go on with:\n  quped run --resume {shlex.quote(str(folder))}", err=True)
+        typer.echo(f"{stop} Continue with:\n  {again}", err=True)
         raise typer.Exit(128 + stop.signal_number) from stop
-    console.print(client_table(results[0], console.width))
-    if len(results) > 1:
-        console.print(comparison_table(results))
-        console.print(verdict(results))
-    console.print(f"Record: {escape(str(folder))}", soft_wrap=True)
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted. Continue from the last checkpoint, if there is one, with:\n  {again}", err=True)
+        raise
+    show(console, results, folder)
     if as_json:
         print(json.dumps(results[0], indent=2))
 
 
-def presets_command() -> None:
-    """List the experiments that come along."""
-    console = Console(highlight=False)
-    for name, path in presets().items():
-        console.print(f"[bold]{name:<16}[/] {escape(load(path).description)}", soft_wrap=True)
-    console.print("\nRun one with [bold]quped run NAME[/]; to change more than --set does, copy its file from")
-    console.print(escape(str(FOLDER)), soft_wrap=True)
+def recorded(folder: Path) -> tuple[str, int, Experiment]:
+    """Return the preset, the seed and the experiment of the run in a folder."""
+    config = read_json(folder / CONFIG)
+    if not config.keys() >= {"preset", "seed", "config"} or not isinstance(config["config"], dict):
+        raise RunError(f"{folder} holds no run of `quped run`: continue it with the command that began it.")
+    return config["preset"], config["seed"], validate(config["config"], str(folder / CONFIG))
 
 
-@contextmanager
-def notes(console: Console) -> Iterator[None]:
-    """Show warnings as notes, each once, when they come: they may explain an error, or hours of silence."""
-    shown: set[str] = set()
+def position(folder: Path) -> str:
+    """Say where the run in a folder continues."""
+    record = RunRecord(folder)
+    rounds = record.checkpoints.rounds()
+    if record.finished() is not None:
+        return "whose first method is finished"
+    return f"after round {rounds}" if rounds else "from the beginning, since it has no checkpoint"
 
-    def show(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in shown:
-            shown.add(str(message))
-            console.print(f"[yellow]note:[/] {escape(str(message))}", soft_wrap=True)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        yield
+def show(console: Console, results: list[Result], folder: Path) -> None:
+    """Print what came out, and where it is."""
+    console.print(client_table(results[0], console.width))
+    if len(results) > 1:
+        console.print(comparison_table(results, console.width))
+        console.print(verdict(results))
+    console.print(f"Models: {escape(str(folder / MODELS))}", soft_wrap=True)
+    console.print(f"Record: {escape(str(folder))}", soft_wrap=True)
+
+
+app = single_command(run_command)

@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from quped.cli._shared import single_command
 from quped.errors import InvalidValueError, RunError
-from quped.experiments.train import METHODS, NETWORKS, Epoch, Recipe, prepare, train
+from quped.experiments.train import METHODS, Epoch, Recipe, prepare, train
+from quped.models import NETWORKS
 from quped.records import CHECKPOINTS, CONFIG, RunRecord, exclusive, holds_run, read_json
 from quped.report.plots.weights import draw
 
@@ -116,7 +118,7 @@ def train_command(
             lr=lr,
             lam=lam,
             eta2=eta2,
-            stretch=(full_epochs or epochs) / epochs,
+            schedule_epochs=full_epochs,
             seed=seed,
             warm_start=None if warm_start is None else str(warm_start.resolve()),
             validation=validation,
@@ -178,3 +180,6 @@ def epoch_bar(console: Console, recipe: Recipe, done: int) -> Iterator[Callable[
                 console.print(f"{status}  {news.seconds:.0f} s", soft_wrap=True)
 
         yield tell
+
+
+app = single_command(train_command)

@@ -28,6 +28,7 @@ from quped.errors import InvalidValueError, did_you_mean
 from quped.models import build
 from quped.quant import CenterInit
 from quped.simulation import TrainingOptions
+from quped.simulation.options import training_options
 from quped.simulation.validation import BITS
 
 DEFAULT_ALGORITHM = "quped"
@@ -160,15 +161,9 @@ class Group(Section):
     init_centers: CenterInit = "range"
 
 
-TRAINING = TypeAdapter(TrainingOptions)
-
-
-def known_training(values: object) -> object:
-    """Refuse training options that do not exist, and say which do."""
-    names = [option.name for option in fields(TrainingOptions)]
-    if unknown := [key for key in (values if isinstance(values, dict) else ()) if key not in names]:
-        raise ValueError(" ".join(f"has no option '{key}'. {did_you_mean(key, names)}" for key in unknown))
-    return values
+def read_training(values: object) -> object:
+    """Make the training options of a table."""
+    return training_options(None, values) if isinstance(values, dict) else values
 
 
 def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
@@ -195,7 +190,7 @@ def accepted(check: Callable[[dict[str, Any]], object], values: dict[str, Any]) 
 
 AlgorithmOptions = Annotated[dict[str, Any], AfterValidator(partial(accepted, build_algorithm))]
 """`name`, and hyperparameters by their names."""
-TrainingChanges = Annotated[dict[str, Any], AfterValidator(partial(accepted, TRAINING.validate_python))]
+TrainingChanges = Annotated[dict[str, Any], AfterValidator(partial(accepted, read_training))]
 
 
 class Peer(Section):
@@ -229,7 +224,7 @@ class Experiment(Section):
     data: Data
     clients: tuple[Group, ...] = Field(min_length=1)
     global_model: NetworkChoice | None = None
-    training: Annotated[TrainingOptions, BeforeValidator(known_training)] = TrainingOptions()
+    training: Annotated[TrainingOptions, BeforeValidator(read_training)] = TrainingOptions()
     algorithm: AlgorithmOptions = {"name": DEFAULT_ALGORITHM}
     compare: tuple[Peer, ...] = ()
     """Further algorithms, run on the same clients beside the first one."""

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from quped.errors import RunError
+from quped.paper import claims
 from quped.paper.compare import markdown, rows
 from quped.paper.table import tables
-from quped.paper import claims
 
 BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CLAIMS = "claims"

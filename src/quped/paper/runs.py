@@ -18,10 +18,10 @@ from quped.data.download import store
 from quped.errors import InvalidValueError, QupedError, RunError
 from quped.experiments.run import Population
 from quped.experiments.train import Epoch, Recipe, train
-from quped.simulation.schedule import DEFAULT_BATCH_SIZE
 from quped.paper.table import ROWS, Cell, tables
 from quped.records import RunRecord, read_json, revision, versions, write_json
 from quped.result import Evaluation, Progress
+from quped.simulation.schedule import DEFAULT_BATCH_SIZE
 
 Result = dict[str, Any]
 """What the file of a run says."""

@@ -35,9 +35,10 @@ def titles(results: list[Result]) -> list[str]:
     return shown
 
 
-def accuracy(result: Result) -> float:
-    """Return the accuracy, mean over clients."""
-    return float(result["accuracy"]["mean"])
+def accuracy(result: Result) -> float | None:
+    """Return the accuracy, mean over clients; None if none has test samples."""
+    mean = result["accuracy"]["mean"]
+    return None if mean is None else float(mean)
 
 
 def where(result: Result) -> str:
@@ -103,27 +104,46 @@ def client_table(result: Result, width: int) -> Table:
     return table
 
 
-def comparison_table(results: list[Result]) -> Table:
-    """One line per algorithm."""
+def comparison_table(results: list[Result], width: int) -> Table:
+    """One line per algorithm; in a narrow terminal, the most important columns."""
     table = Table(title=f"The same clients, other methods{where(results[0])}", title_justify="left")
-    table.add_column("method")
-    for name in ("accuracy", "worst client", "size per client", "seconds"):
-        table.add_column(name, justify="right")
+    columns = ["method", "accuracy", "worst client", "size per client", "seconds"]
+    kept = columns if width >= NARROW else ["method", "accuracy", "size per client"]
+    for name in kept:
+        table.add_column(name, justify="left" if name == "method" else "right")
     for name, result in zip(titles(results), results, strict=True):
-        worst = min(result["accuracy"]["per_client"].values())
-        packed = size(mean(result, "bytes_packed"))
-        table.add_row(name, f"{accuracy(result):.1%}", f"{worst:.1%}", packed, f"{result['seconds']:.0f}")
+        cells = {
+            "method": name,
+            "accuracy": percent(accuracy(result)),
+            "worst client": percent(min(result["accuracy"]["per_client"].values(), default=None)),
+            "size per client": size(mean(result, "bytes_packed")),
+            "seconds": f"{result['seconds']:.0f}",
+        }
+        table.add_row(*(cells[column] for column in kept))
     return table
 
 
 def verdict(results: list[Result]) -> str:
     """Say in a sentence per method how the first one compares with it."""
     first, names = results[0], titles(results)
-    lines = []
-    for other, name in zip(results[1:], names[1:], strict=True):
-        gap = 100 * (accuracy(first) - accuracy(other))
-        words = f"{abs(gap):.1f} points {'above' if gap > 0 else 'below'}" if abs(gap) >= 0.05 else "as accurate as"
-        ratio = mean(other, "bytes_packed") / mean(first, "bytes_packed")
-        space = f", in 1/{ratio:.1f} of the space" if ratio > 1.05 else ""
-        lines.append(f"{names[0]} is {words} {name}{space}.")
-    return "\n".join(lines)
+    return "\n".join(
+        f"{names[0]} {compared(first, other)} {name}{space(first, other)}."
+        for other, name in zip(results[1:], names[1:], strict=True)
+    )
+
+
+def compared(first: Result, other: Result) -> str:
+    """Return how the accuracy of one result compares with that of another, in words."""
+    mine, theirs = accuracy(first), accuracy(other)
+    if mine is None or theirs is None:
+        return "was not compared with"
+    gap = 100 * (mine - theirs)
+    if abs(gap) < 0.05:
+        return "is as accurate as"
+    return f"is {abs(gap):.1f} points {'above' if gap > 0 else 'below'}"
+
+
+def space(first: Result, other: Result) -> str:
+    """Say how much smaller the models of one result are, if they are."""
+    ratio = mean(other, "bytes_packed") / mean(first, "bytes_packed")
+    return f", in 1/{ratio:.1f} of the space" if ratio > 1.05 else ""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from quped.algorithms import SGD
 from quped.errors import InvalidValueError, check, check_whole, did_you_mean, number
@@ -59,9 +59,6 @@ class TrainingOptions:
             "the whole schedule of the longer one that it stands for."
         ),
     )
-
-    # Read by the validator of experiment files: unknown names and "2" for 2 are mistakes there, too.
-    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True}
 
     def __post_init__(self) -> None:
         mistakes = [mistake for name in RULES if (mistake := _mistake(name, getattr(self, name))) is not None]
@@ -119,7 +116,9 @@ def training_options(options: TrainingOptions | None, changes: Mapping[str, Any]
     check(options is None or isinstance(options, TrainingOptions), "options", "a TrainingOptions(...)", options)
     names = [option.name for option in fields(TrainingOptions)]
     if unknown := [name for name in changes if name not in names]:
-        raise InvalidValueError(f"There is no training option '{unknown[0]}'. {did_you_mean(unknown[0], names)}")
+        raise InvalidValueError(
+            " ".join(f"There is no training option '{u}'. {did_you_mean(u, names)}" for u in unknown)
+        )
     given = {} if options is None else {name: getattr(options, name) for name in names}
     return TrainingOptions(**{**given, **changes})
 
