@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 PEERS  := .venv-peers
 PIP    := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint format bench-peers clean
+.PHONY: help demo test check lint format bench-peers clean
 
 help:    ## list the commands
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -16,6 +16,9 @@ demo: $(READY)    ## train a federation of different networks and bit-widths on 
 
 test: lint    ## format check, lint, types, then every test
 	$(BIN)/pytest -n auto
+
+check: lint    ## the fast part of `make test`: under two minutes
+	$(BIN)/pytest -n auto -m 'not slow and not download'
 
 lint: $(READY)    ## ruff and mypy --strict, no exceptions
 	$(BIN)/ruff format --check .

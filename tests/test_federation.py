@@ -524,7 +524,7 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"lr_decay": 1.5}, "lr_decay must be"),
     ({"momentum": -0.1}, "momentum must be"),
     ({"weight_decay": -1.0}, "weight_decay must be"),
-    ({"finetune_epochs": 31}, "finetune_epochs must be from 0 to 30, got 31"),
+    ({"finetune_epochs": 31}, "finetune_epochs must be a whole number from 0 to 30, got 31"),
     ({"clients_per_round": 2}, "clients_per_round must be at most 1, the number of clients, got 2"),
     ({"clients_per_round": 0}, "clients_per_round must be"),
     ({"steps_per_epoch": 0}, "steps_per_epoch must be"),

@@ -62,7 +62,7 @@ def is_whole(value: object) -> bool:
 
 def check_whole(what: str, value: object, low: int, high: float = math.inf) -> None:
     """Check that `value` is a whole number in [low, high]."""
-    rule = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+    rule = f"of at least {low}" if high == math.inf else f"from {low} to {high:g}"
     check(is_whole(value) and low <= number(value) <= high, what, f"a whole number {rule}", value)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from quped.errors import NetworkError, QupedError
 from quped.models import CNN, FunctionalNetwork, ResNet, TextClassifier, cnn1, cnn2, mlp, quantizable, resnet
 from quped.models.resnet import Block
+from quped.models.select import check_quantizable
 from quped.typing import ModelState
 
 SHAPES = [(3, 32, 32), (1, 28, 28), (1, 8, 8)]
@@ -85,11 +86,10 @@ class Encoder(nn.Module):
 
 def test_only_weights_of_layers_are_quantized_by_default() -> None:
     """No positions, norms or rows for padding; the last cannot be chosen either."""
-    network = FunctionalNetwork(Encoder())
-    assert network.quantized == ("attention.in_proj_weight", "attention.out_proj.weight")
+    assert quantizable(Encoder()) == ("attention.in_proj_weight", "attention.out_proj.weight")
     with pytest.raises(NetworkError, match=r"'more\.weight' of Encoder has a row for padding"):
-        FunctionalNetwork(Encoder(), ["more.weight"])
-    assert FunctionalNetwork(Encoder(), ["positions"]).quantized == ("positions",)
+        check_quantizable(Encoder(), ["more.weight"])
+    assert check_quantizable(Encoder(), ["positions", "positions"]) == ("positions",)
 
 
 def test_tensors_are_in_the_usual_order_of_memory() -> None:
@@ -162,7 +162,7 @@ def test_text_classifier_takes_tokens_and_offsets() -> None:
     assert logits.shape == (2, 4)
     bag = network.embedding.weight[tokens[:2]].mean(0)
     torch.testing.assert_close(logits[0], network.linear(bag))
-    assert FunctionalNetwork(network).quantized == ("embedding.weight",)
+    assert quantizable(network) == ("embedding.weight",)
 
 
 class WithState(nn.Module):
@@ -250,9 +250,9 @@ def test_frozen_parameters_stay_with_the_structure() -> None:
     assert "frozen.weight" not in {**network.initial.params, **network.initial.buffers}
     assert sum(value.numel() for value in network.frozen.values()) == 4 * 4 + 4
     assert "b.weight" not in network.initial.params
-    assert network.quantized == ("a.weight",)  # between the frozen first and the last
+    assert quantizable(WithState()) == ("a.weight",)  # between the frozen first and the last
     with pytest.raises(NetworkError, match=r"'frozen\.weight' of WithState is frozen"):
-        FunctionalNetwork(WithState(), ["frozen.weight"])
+        check_quantizable(WithState(), ["frozen.weight"])
 
 
 def test_module_gives_back_an_ordinary_module() -> None:
@@ -278,18 +278,18 @@ def test_bad_networks_are_refused() -> None:
     with pytest.raises(NetworkError, match="no trainable parameters"):
         FunctionalNetwork(nn.ReLU())
     with pytest.raises(NetworkError, match=r"no trainable parameter '0.wieght'.*Did you mean '0.weight'"):
-        FunctionalNetwork(nn.Sequential(nn.Linear(2, 2)), quantized=["0.wieght"])
+        check_quantizable(nn.Sequential(nn.Linear(2, 2)), ["0.wieght"])
     empty = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     empty.register_parameter("none", nn.Parameter(torch.zeros(0)))
     with pytest.raises(NetworkError, match="parameter 'none' of Sequential is empty"):
-        FunctionalNetwork(empty, quantized=["none"])
+        check_quantizable(empty, ["none"])
     uncopied = nn.Sequential(nn.Linear(2, 2))
     uncopied.__dict__["stream"] = (i for i in range(3))
     with pytest.raises(NetworkError, match=r"Sequential cannot be copied: .*deepcopy"):
         FunctionalNetwork(uncopied)
     declared = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     declared.__dict__["quantized"] = False  # which may mean anything
-    assert FunctionalNetwork(declared).quantized == ("1.weight",)
+    assert quantizable(declared) == ("1.weight",)
     declared.__dict__["quantized"] = "1.weight"
     with pytest.raises(NetworkError, match="attribute 'quantized' of Sequential must be a tuple"):
-        FunctionalNetwork(declared)
+        quantizable(declared)

@@ -145,7 +145,7 @@ def test_what_is_said_of_a_checkpoint_may_be_long(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another run, which may end in between; nothing is left of the lock."""
-    monkeypatch.setattr("quped.records.PATIENCE", 0.1)
+    monkeypatch.setattr("quped.records.files.PATIENCE", 0.1)
     folder = tmp_path / "a" / "b"
     with exclusive(folder), pytest.raises(RunError, match="b is in use by another process"), exclusive(folder):
         pass
@@ -159,14 +159,14 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_lock_is_never_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor if one waits for it while its holder, which removes its file, comes to an end."""
-    monkeypatch.setattr("quped.records.PATIENCE", 0.1)
+    monkeypatch.setattr("quped.records.files.PATIENCE", 0.1)
     first, second = exclusive(tmp_path), exclusive(tmp_path)
     first.__enter__()
     unlink = Path.unlink
 
     def slow_unlink(path: Path, missing_ok: bool = False) -> None:
         monkeypatch.undo()
-        monkeypatch.setattr("quped.records.PATIENCE", 0.1)
+        monkeypatch.setattr("quped.records.files.PATIENCE", 0.1)
         with pytest.raises(RunError, match="in use"):  # at the moment before the file goes
             second.__enter__()
         unlink(path, missing_ok=missing_ok)

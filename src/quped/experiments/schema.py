@@ -28,7 +28,7 @@ from quped.errors import InvalidValueError, did_you_mean
 from quped.models import build
 from quped.quant import CenterInit
 from quped.simulation import TrainingOptions
-from quped.simulation.options import training_options
+from quped.simulation.options import find_mistakes
 from quped.simulation.validation import BITS
 
 DEFAULT_ALGORITHM = "quped"
@@ -162,8 +162,13 @@ class Group(Section):
 
 
 def read_training(values: object) -> object:
-    """Make the training options of a table."""
-    return training_options(None, values) if isinstance(values, dict) else values
+    """Make the training options of a table; report every mistake at its own option."""
+    if not isinstance(values, dict):
+        return values
+    if mistakes := find_mistakes(values):
+        lines = [mistake("option", text, {}, (name,), values[name]) for name, text in mistakes.items()]
+        raise ValidationError.from_exception_data("training", lines)
+    return TrainingOptions(**values)
 
 
 def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:

@@ -61,11 +61,8 @@ class TrainingOptions:
     )
 
     def __post_init__(self) -> None:
-        mistakes = [mistake for name in RULES if (mistake := _mistake(name, getattr(self, name))) is not None]
-        if not mistakes and self.finetune_epochs is not None and self.finetune_epochs > self.epochs:
-            mistakes.append(f"The finetune_epochs must be from 0 to {self.epochs}, got {self.finetune_epochs}.")
-        if mistakes:
-            raise InvalidValueError(" ".join(mistakes))
+        if mistakes := find_mistakes(vars(self)):
+            raise InvalidValueError(" ".join(mistakes.values()))
 
     @property
     def sgd(self) -> SGD:
@@ -100,26 +97,31 @@ RULES: Mapping[str, Callable[[str, object], object]] = {
 OPTIONAL = {option.name for option in fields(TrainingOptions) if option.default is None}
 
 
-def _mistake(name: str, value: object) -> str | None:
-    """Return what is wrong with the value of an option, if anything."""
-    if value is None and name in OPTIONAL:
-        return None
-    try:
-        RULES[name](name, value)
-    except InvalidValueError as error:
-        return str(error)
-    return None
+def find_mistakes(values: Mapping[str, object]) -> dict[str, str]:
+    """Return, for each option that is unknown or has a wrong value, what is wrong."""
+    mistakes = {}
+    for name, value in values.items():
+        if name not in RULES:
+            mistakes[name] = f"There is no training option '{name}'. {did_you_mean(name, RULES)}"
+        elif value is not None or name not in OPTIONAL:
+            try:
+                RULES[name](name, value)
+            except InvalidValueError as error:
+                mistakes[name] = str(error)
+    if not mistakes and (finetune := values.get("finetune_epochs")) is not None:
+        try:
+            check_whole("finetune_epochs", finetune, 0, float(number(values.get("epochs", TrainingOptions.epochs))))
+        except InvalidValueError as error:
+            mistakes["finetune_epochs"] = str(error)
+    return mistakes
 
 
 def training_options(options: TrainingOptions | None, changes: Mapping[str, Any]) -> TrainingOptions:
     """Return options with changes by name."""
     check(options is None or isinstance(options, TrainingOptions), "options", "a TrainingOptions(...)", options)
-    names = [option.name for option in fields(TrainingOptions)]
-    if unknown := [name for name in changes if name not in names]:
-        raise InvalidValueError(
-            " ".join(f"There is no training option '{u}'. {did_you_mean(u, names)}" for u in unknown)
-        )
-    given = {} if options is None else {name: getattr(options, name) for name in names}
+    given = {} if options is None else vars(options)
+    if unknown := [name for name in changes if name not in RULES]:
+        raise InvalidValueError(" ".join(find_mistakes(dict.fromkeys(unknown)).values()))
     return TrainingOptions(**{**given, **changes})
 
 
