@@ -139,9 +139,9 @@ def test_a_network_that_ends_in_softmax_is_noticed() -> None:
 def test_a_warm_up_must_leave_epochs_for_training() -> None:
     federation = Federation([client(bits=2)], QuPeD(warmup_epochs=5))
     with pytest.raises(QupedError, match="warmup_epochs must be below 5, the epochs before fine-tuning"):
-        federation.setup(epochs=6, finetune_epochs=1)
-    federation.setup(epochs=7, finetune_epochs=1)
-    federation.setup(epochs=2, finetune_epochs=0, schedule_epochs=6)
+        federation.setup(epochs=6, local_steps=1, finetune_epochs=1)
+    federation.setup(epochs=7, local_steps=1, finetune_epochs=1)
+    federation.setup(epochs=2, local_steps=1, finetune_epochs=0, schedule_epochs=6)
 
 
 def test_errors_about_networks_name_the_client() -> None:

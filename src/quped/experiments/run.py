@@ -203,9 +203,10 @@ class Population:
         methods are compared that cannot all do the same.
         """
         shared = self._experiment.global_network
+        names = client_names([group.name for group in self._groups])
         clients = [
             Client(
-                name=f"client-{i:0{len(str(len(self._groups) - 1))}d}",
+                name=names[i],
                 train=train,
                 test=test,
                 model=self._maker(shared if algorithm.global_network == "same" else group.model),
@@ -217,6 +218,12 @@ class Population:
             for i, (group, (train, test)) in enumerate(zip(self._groups, self._samples, strict=True))
         ]
         return Federation(clients, algorithm, self._maker(shared), self._seed)
+
+
+def client_names(kinds: Sequence[str]) -> list[str]:
+    """Return a name for each client: its kind and a number, all numbers with as many digits as the largest."""
+    digits = len(str(len(kinds) - 1))
+    return [f"{kind}-{kinds[:i].count(kind):0{digits}d}" for i, kind in enumerate(kinds)]
 
 
 def share_out(data: Dataset, experiment: Experiment, clients: int, seed: int) -> list[tuple[Samples, Samples]]:

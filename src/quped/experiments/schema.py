@@ -153,6 +153,8 @@ NetworkChoice = Annotated[
 class Group(Section):
     """Clients with the same network and bit-width."""
 
+    name: str = Field(default="client", pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
+    """The kind of device: its clients are called NAME-0, NAME-1, ..."""
     count: Whole = Field(ge=1)
     model: NetworkChoice
     bits: Annotated[Whole, AfterValidator(known_bits)] = 32

@@ -11,7 +11,7 @@ from quped.records import flatten
 Result = dict[str, Any]
 """The content of a `result.json`."""
 
-MOST_ROWS = 30
+MOST_ROWS = 20
 """Clients listed one by one."""
 
 NARROW = 80
@@ -68,40 +68,63 @@ def percent(share: float | None) -> str:
 
 
 def client_table(result: Result, width: int) -> Table:
-    """One line per client: what it runs, how well, and how large that is; in a narrow terminal, the most important."""
+    """One line per client, or per kind of client if there are many: what it runs, how well, and how large that is.
+
+    In a narrow terminal, the most important columns.
+    """
+    clients = result["clients"]
+    many = len(clients) > MOST_ROWS
     table = Table(title=f"{title(result)}: what every client got{where(result)}", title_justify="left")
-    columns = ["client", "network", "bits", "samples", "accuracy", "size", "as float32"]
-    kept = [name for name in columns if width >= NARROW or name not in ("network", "as float32")]
+    left_out = set() if width >= NARROW else {"network", "as float32"}
+    columns = ["client", *(["clients"] if many else []), "network", "bits", "samples", "accuracy", "size", "as float32"]
+    kept = [name for name in columns if name not in left_out]
     for name in kept:
         table.add_column(name, no_wrap=True, justify="left" if name in ("client", "network") else "right")
 
     def add(**cells: str) -> None:
         table.add_row(*(cells.get(name.replace(" ", "_"), "") for name in kept))
 
-    clients = result["clients"]
-    for c in clients[:MOST_ROWS]:
+    groups = kinds(clients) if many else [[client] for client in clients]
+    for group in groups[:MOST_ROWS]:
+        first = group[0]
         add(
-            client=c["name"],
-            network=c["network"],
-            bits=bits_label(c),
-            samples=f"{c['samples']:,}",
-            accuracy=percent(c["accuracy"]),
-            size=size(c["bytes_packed"]),
-            as_float32=size(c["bytes_float32"]),
+            client=kind(first) if many else first["name"],
+            clients=str(len(group)),
+            network=first["network"],
+            bits=bits_label(first),
+            **averages(group),
         )
-    if len(clients) > MOST_ROWS:
-        add(client=f"{len(clients) - MOST_ROWS:,} more")
+    if len(groups) > MOST_ROWS:
+        add(client=f"{len(groups) - MOST_ROWS:,} more")
     table.add_section()
-    add(
-        client="mean",
-        samples=f"{mean(result, 'samples'):,.0f}",
-        accuracy=percent(accuracy(result)),
-        size=size(mean(result, "bytes_packed")),
-        as_float32=size(mean(result, "bytes_float32")),
-    )
+    add(client="mean", clients=str(len(clients)), **averages(clients))
     if result["global_accuracy"] is not None:
         add(client="global model", accuracy=percent(result["global_accuracy"]))
     return table
+
+
+def averages(clients: list[Result]) -> dict[str, str]:
+    """Return the columns that are means over clients."""
+    accuracies = [client["accuracy"] for client in clients if client["accuracy"] is not None]
+    return {
+        "samples": f"{np.mean([client['samples'] for client in clients]):,.0f}",
+        "accuracy": percent(float(np.mean(accuracies)) if accuracies else None),
+        "size": size(float(np.mean([client["bytes_packed"] for client in clients]))),
+        "as_float32": size(float(np.mean([client["bytes_float32"] for client in clients]))),
+    }
+
+
+def kind(client: Result) -> str:
+    """Return the kind of a client: its name without the number at its end."""
+    return str(client["name"]).rstrip("0123456789").rstrip("-") or str(client["name"])
+
+
+def kinds(clients: list[Result]) -> list[list[Result]]:
+    """Return the clients by kind, network and bits."""
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for client in clients:
+        groups.setdefault((kind(client), client["network"], bits_label(client)), []).append(client)
+    return list(groups.values())
 
 
 def comparison_table(results: list[Result], width: int) -> Table:

@@ -1,0 +1,91 @@
+"""What a person meets: narrow terminals, interruptions, runs that failed, output without a terminal."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli.test_command_line import FILE, fails, quped
+from rich.console import Console
+
+from quped.report.terminal import client_table, comparison_table
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_failed_run_does_not_block_its_folder(experiment: Path, tmp_path: Path) -> None:
+    arguments = ("run", experiment, "--out", "out", "--set", "compare=[]", "--set", "training.epochs=1")
+    fails(quped(*arguments, "--set", "training.lr=1e9", cwd=tmp_path), "lower the learning rate")
+    assert "lower the learning rate" in (tmp_path / "out" / "failed.txt").read_text()
+    assert quped(*arguments, cwd=tmp_path).returncode == 0
+    assert not (tmp_path / "out" / "failed.txt").exists()
+    fails(quped(*arguments, cwd=tmp_path), "already holds a run")
+
+
+def test_without_a_terminal_a_run_prints_lines(experiment: Path, tmp_path: Path) -> None:
+    done = quped("run", experiment, "--out", "out", cwd=tmp_path)
+    for method in ("QuPeD", "Local", "FedAvg"):
+        assert f"{method}: round " in done.stdout
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "bom.toml").write_text(FILE, encoding="utf-8-sig")
+    done = quped("run", "bom.toml", "--out", "out", "--set", "compare=[]", "--set", "training.epochs=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_numbers_in_quotes_are_refused(experiment: Path, tmp_path: Path) -> None:
+    experiment.write_text(FILE.replace("bits = 2", 'bits = "2"'))
+    fails(quped("run", experiment, cwd=tmp_path), "clients[0].bits", "integer", "'2'")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_tables_fit_into_the_terminal(width: int, experiment: Path, tmp_path: Path) -> None:
+    done = quped("run", experiment, "--out", "out", "--json", cwd=tmp_path)
+    result = json.loads(done.stdout)
+    peer = json.loads((tmp_path / "out" / "fedavg" / "result.json").read_text())
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(client_table(result, width))
+    console.print(comparison_table([result, peer], width))
+    text = console.export_text()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for client in result["clients"]:
+        assert f"{client['samples']}" in text
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    program = str(Path(sys.executable).with_name("quped"))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen([program, "run", *arguments], cwd=cwd, text=True, start_new_session=True, **pipes)
+
+
+@pytest.mark.slow
+def test_interrupts_are_acknowledged_and_resuming_says_from_where(experiment: Path, tmp_path: Path) -> None:
+    """The first stops after the round, the second at once; both say how to continue."""
+    settings = ("--set", "compare=[]", "--set", "training.epochs=100000", "--checkpoint-every", "1")
+    process = start("mine.toml", "--out", "out", *settings, cwd=tmp_path)
+    while not list(tmp_path.glob("out/checkpoints/round-*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "Stopping after this round" in output
+    assert "quped run --resume out" in output
+    process = start("--resume", "out", cwd=tmp_path)
+    assert process.stdout is not None
+    assert any("Resuming out, after round" in line for line in iter(process.stdout.readline, ""))
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert "quped run --resume out" in process.communicate(timeout=60)[0]
+    assert process.returncode == 130
