@@ -428,9 +428,9 @@ def test_bad_federations() -> None:
         Federation([client(), client()], QuPeD())
     with pytest.raises(QupedError, match="different networks: pass global_model"):
         Federation([client(), client("b", model=wide_net)], QuPeD())
-    with pytest.raises(QupedError, match="FedAvg cannot train .* full-precision models only .set bits=32 for 'phone'"):
+    with pytest.raises(QupedError, match=r"FedAvg cannot train .* full-precision models only .set bits=32 for 'phone'"):
         Federation([client(bits=2)], FedAvg())
-    with pytest.raises(QupedError, match="PFedMe cannot train .* one network at every client .'phone'"):
+    with pytest.raises(QupedError, match=r"PFedMe cannot train .* one network at every client .'phone'"):
         Federation([client(model=wide_net)], PFedMe(), global_model=Net)
     with pytest.raises(QupedError, match="has 3 outputs but the global model has 4"):
         Federation([client()], QuPeD(), global_model=lambda: nn.Linear(6, 4))
@@ -571,7 +571,7 @@ def test_an_error_within_training_names_the_client() -> None:
 def test_unknown_client_of_a_fit() -> None:
     """Asking for a client that is not there lists those that are."""
     fit = Federation([client()], Local()).fit(epochs=1)
-    with pytest.raises(QupedError, match="no client 'fone'. Did you mean 'phone'"):
+    with pytest.raises(QupedError, match=r"no client 'fone'. Did you mean 'phone'"):
         fit.module("fone")
 
 

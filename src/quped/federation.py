@@ -52,7 +52,7 @@ class Federation:
 
     @documented
     def setup(self, options: TrainingOptions | None = None, **training: Any) -> Setup:
-        """Check training options and return what follows from them: the schedule, and the clients as engines run them."""
+        """Check training options; return what follows from them: the schedule, and the clients as engines run them."""
         chosen = training_options(options, training)
         return Setup.of(self.algorithm, self._clients, self._global_network, chosen, self.seed, self._names)
 

@@ -65,8 +65,14 @@ def test_tables_fit_into_the_terminal(width: int, experiment: Path, tmp_path: Pa
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     program = str(Path(sys.executable).with_name("quped"))
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen([program, "run", *arguments], cwd=cwd, text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        [program, "run", *arguments],
+        cwd=cwd,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 @pytest.mark.slow

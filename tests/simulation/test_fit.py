@@ -115,7 +115,7 @@ def test_bits_may_differ_by_tensor() -> None:
     assert len(values(model.state.params["last.weight"])) > 8
     with pytest.raises(QupedError, match="'bits' of 'last.weight' of client 'a' must be one of"):
         Federation([Client("a", samples(0, 20), None, Net, bits={"last.weight": 9})], QuPeD())
-    with pytest.raises(QupedError, match="network of client 'a' cannot be quantized: .* Did you mean 'last.weight'"):
+    with pytest.raises(QupedError, match=r"network of client 'a' cannot be quantized: .* Did you mean 'last.weight'"):
         Federation([Client("a", samples(0, 20), None, Net, bits={"lost.weight": 2})], QuPeD())
 
 
@@ -148,7 +148,7 @@ def test_errors_about_networks_name_the_client() -> None:
     def frozen() -> nn.Module:
         return Net().requires_grad_(False)
 
-    with pytest.raises(QupedError, match="network of client 'a' .* no trainable parameters"):
+    with pytest.raises(QupedError, match=r"network of client 'a' .* no trainable parameters"):
         Federation([Client("a", samples(0, 20), None, frozen)], QuPeD())
     with pytest.raises(QupedError, match="client 'a' must return one tensor of class scores, got a tuple"):
         Federation([Client("a", samples(0, 20), None, lambda: Pair())], QuPeD())

@@ -121,7 +121,7 @@ def test_a_checkpoint_of_other_clients_is_refused(
     Federation([client], QuPeD(), Net).fit(**options, workers=0)
     with pytest.raises(QupedError, match=f"is of a run with another {what}.*Remove its round"):
         Federation([replace(client, **change)], QuPeD(), Net).fit(**options, workers=workers)
-    with pytest.raises(QupedError, match="another training.batch_size: 10 instead of 5"):
+    with pytest.raises(QupedError, match=r"another training.batch_size: 10 instead of 5"):
         Federation([client], QuPeD(), Net).fit(**options, batch_size=5, workers=workers)
     with pytest.raises(QupedError, match="another global network"):
         Federation([client], QuPeD(), wide_net).fit(**options, workers=workers)

@@ -20,8 +20,8 @@ class Quantization:
     lam: Mapping[int, LinearSchedule] = field(default_factory=lambda: dict(PAPER))
     """lambda(t) by bit-width, 1 to 8; one that is not listed takes the next lower one, or else the lowest."""
     assignment: Assignment = "sign"
-    """How weights are assigned to the two centers of 1 bit: by "sign", as in the authors' code, so that each center keeps
-    the weights of its sign; or to the "nearest", as in the paper, where a center that moves outward loses its weights."""
+    """How weights are assigned to the two centers of 1 bit: by "sign", as in the authors' code, or to the "nearest", as in
+    the paper. By sign, a center that moves outward keeps its weights."""
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
     straight_through: bool = False

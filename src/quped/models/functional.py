@@ -41,8 +41,8 @@ def slots(module: nn.Module) -> dict[str, list[Slot]]:
 class FunctionalNetwork:
     """A module split into structure, kept here, and tensors, which the caller holds.
 
-    Buffers, such as BatchNorm statistics, are part of the tensors: `ModelState.buffers`. Frozen parameters are part of the
-    structure: nothing trains, averages or sends them.
+    Buffers, such as BatchNorm statistics, are part of the tensors: `ModelState.buffers`. Frozen parameters are part of
+    the structure: nothing trains, averages or sends them.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -11,8 +11,8 @@ from quped.quant.quantizer import grouped, nearest, place
 def prox_weights(y: Tensor, centers: Tensor, strength: float, assigned: Tensor | None = None) -> Tensor:
     """prox_{eta_1 lambda R(., c)}(y): move y toward its nearest center by strength / 2, and stop there.
 
-    `strength` is lambda * eta_1. The factor 1/2 comes from R. `assigned`, the assignment of y to the centers may be given if it
-    is known; it is that of the result, too.
+    `strength` is lambda * eta_1. The factor 1/2 comes from R. `assigned` may be given if the assignment of y to the
+    centers is known; the result has the same.
     """
     target = place(centers, nearest(y, centers) if assigned is None else assigned, y.shape)
     return target + functional.softshrink(y - target, strength / 2)
@@ -32,7 +32,8 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, strength: float, assign
 
     c_j = mu_j + strength / 2 * (#{x assigned to j, x > c_j} - #{x assigned to j, x < c_j}), with `strength`
     lambda * eta_2: each center is pulled toward the median of its weights. The paper prints the opposite sign; its
-    own derivation gives this one. `assigned`, the assignment of x to the centers may be given if it is known.
+    own derivation gives this one. `assigned` may be given if the
+    assignment of x to the centers is known.
     """
     assigned = nearest(x, centers) if assigned is None else assigned
     above = (grouped(x, centers) - codebook.place(centers, assigned)).sign()

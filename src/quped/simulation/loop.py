@@ -78,7 +78,8 @@ def simulate(
 
 def any_stops(observers: Iterable[Observer], round_: Round) -> bool:
     """Tell every observer of a round; say whether one of them ends the run."""
-    return any([observer.after_round(round_) for observer in observers])
+    answers = [observer.after_round(round_) for observer in observers]  # all are told, also if the first one stops
+    return any(answers)
 
 
 def evaluate(setup: Setup, engine: Engine, shared: Any, clock: Clock, loss: float, timer: Timer) -> Evaluation:

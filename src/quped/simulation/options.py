@@ -1,4 +1,4 @@
-"""The options of training, written once: `Federation.fit`, the schedule and experiment files all take them from here."""
+"""The options of training, written once: `Federation.fit`, the schedule and experiment files use them."""
 
 import math
 from collections.abc import Callable, Mapping

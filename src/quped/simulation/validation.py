@@ -165,23 +165,21 @@ def check_method(
     method, reasons = type(algorithm).__name__, []
     if not algorithm.quantizes and (quantized := [name for name, of in bits.items() if of]):
         reasons.append(f"it trains full-precision models only (set bits=32 for {listed(quantized)})")
-    if global_model is not None:
-        shared = networks.make(global_model, "the global model")
-    else:
-        shared = made[clients[0].name]
+    first = clients[0].name
+    shared = made[first] if global_model is None else networks.make(global_model, "the global model")
     if algorithm.global_network == "same":
         unlike = {name: what for name, network in made.items() if (what := distinction(network, shared))}
         if unlike:
-            which = "the global network" if global_model is not None else f"the network of '{clients[0].name}'"
+            which = "the global network" if global_model is not None else f"the network of '{first}'"
             differ = ", ".join(sorted(set(unlike.values())))
             reasons.append(
                 f"it needs one network at every client ({listed(list(unlike))} differ from {which} in {differ})"
             )
     if reasons:
         raise NetworkError(f"{method} cannot train these clients: {' and '.join(reasons)}. {alternatives(bits)}")
-    if algorithm.global_network == "any" and global_model is None:
-        if any(shapes(network) != shapes(shared) for network in made.values()):
-            raise NetworkError("Clients have different networks: pass global_model=... to choose the shared one.")
+    alike = all(shapes(network) == shapes(shared) for network in made.values())
+    if algorithm.global_network == "any" and global_model is None and not alike:
+        raise NetworkError("Clients have different networks: pass global_model=... to choose the shared one.")
 
 
 def alternatives(bits: Mapping[str, Mapping[str, int]]) -> str:
