@@ -27,6 +27,10 @@ class RunError(QupedError):
     """A run that cannot start, or cannot go on."""
 
 
+class BadUpdateError(RunError):
+    """A client's round that gave numbers or tensors which nobody can use."""
+
+
 class InterruptedRunError(KeyboardInterrupt):
     """A run that was asked by a signal to stop, and left a checkpoint. Nobody's mistake: so not of the family."""
 

@@ -124,10 +124,10 @@ def test_checkpoints_keep_the_last_two(tmp_path: Path) -> None:
     assert torch.equal(found[0]["b"], (same + 3).T)
     assert checkpoints.rounds() == 4
     files[1].write_bytes(files[1].read_bytes()[:-5])
-    with pytest.warns(UserWarning, match="round-000000003.safetensors is damaged, or no checkpoint"):
+    with pytest.warns(UserWarning, match=r"round-000000003.safetensors is damaged .* before it is used"):
         assert checkpoints.rounds() == 3
     save_file({"mine": same}, files[0])
-    with pytest.warns(UserWarning, match="passed over"), pytest.raises(RunError, match=r"No checkpoint in .* remove"):
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(RunError, match=r"No checkpoint in .* remove"):
         checkpoints.latest()
     checkpoints.clear()
     assert not (tmp_path / "checkpoints").exists()
@@ -226,3 +226,21 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 def test_versions_name_what_results_depend_on() -> None:
     """quped, torch, numpy and Python."""
     assert set(versions()) == {"quped", "torch", "numpy", "python"}
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    """Wherever it is: the older of the two is used, with a note."""
+    checkpoints = Checkpoints(tmp_path)
+    for round_ in (0, 1):
+        checkpoints.save(round_, {"a": torch.full((50,), float(round_))}, {"round": round_, "about": {"seconds": 1.5}})
+    newest = checkpoints.files()[0]
+    content = newest.read_bytes()
+    for position in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << position % 8
+        newest.write_bytes(damaged)
+        with pytest.warns(UserWarning, match="is damaged"):
+            latest = checkpoints.latest()
+        assert latest is not None
+        assert latest[1]["round"] == 0
+        assert bool((latest[0]["a"] == 0).all())

@@ -160,7 +160,7 @@ def test_errors_name_the_clients_and_the_remedy() -> None:
     exact = QuPeD(quantization=Quantization(center_prox="exact"))
     with pytest.raises(QupedError, match=r"clients 'c\d', 'c\d' cannot be computed at once: .* Without device=..."):
         fit(exact, members, "cpu")
-    with pytest.raises(QupedError, match=r"training loss of client 'c0' became .* lower the learning rate"):
+    with pytest.raises(QupedError, match=r"training loss of client 'c0' in round 1 became .* lower the learning rate"):
         Federation(members, QuPeD()).fit(lr=1e12, device="cpu")
     with pytest.raises(QupedError, match="either workers or device"):
         Federation(members, QuPeD()).fit(workers=2, device="cpu")

@@ -12,11 +12,29 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from quped._digest import tensor_digest
 from quped.errors import RunError
 from quped.records.files import write_bytes
 
 INFO = "info"
 """The tensor of a checkpoint that describes it, as JSON in UTF-8."""
+
+
+DIGEST = "sha256"
+"""The key of the metadata with the digest of all tensors, the description among them."""
+
+
+def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a checkpoint and its description; raise if a bit of them is not as it was written."""
+    with safe_open(file, "pt") as handle:
+        expected = (handle.metadata() or {}).get(DIGEST)
+    tensors = safetensors.torch.load_file(file)
+    if tensor_digest(tensors) != expected:
+        raise ValueError("its content is not what was written")
+    info = json.loads(bytes(tensors.pop(INFO).numpy()))
+    if not isinstance(info["round"], int):
+        raise ValueError("it does not name its round")
+    return tensors, info
 
 
 class Checkpoints:
@@ -31,9 +49,10 @@ class Checkpoints:
     def save(self, round_: int, tensors: Mapping[str, Tensor], info: dict[str, Any]) -> None:
         """Write the state after a round, and forget all but the last two. No two tensors may share memory."""
         # As a tensor: the header of the format, which has a place for words, is limited to 100 MB.
-        told = torch.frombuffer(bytearray(json.dumps(info).encode()), dtype=torch.uint8)
+        words = torch.frombuffer(bytearray(json.dumps(info).encode()), dtype=torch.uint8)
+        content = {**tensors, INFO: words}
         try:
-            data = safetensors.torch.save({**tensors, INFO: told})
+            data = safetensors.torch.save(content, {DIGEST: tensor_digest(content)})
         except SafetensorError as error:
             raise RunError(f"The state of this run is too large for a checkpoint: {error}.") from error
         try:
@@ -45,31 +64,23 @@ class Checkpoints:
             raise RunError(f"A checkpoint cannot be written to {self.folder}: {error.strerror}.") from error
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the newest state that can be read, and what was said of it."""
-        found = self._newest()
-        if found is None:
-            return None
-        tensors = safetensors.torch.load_file(found[0])
-        return {key: value for key, value in tensors.items() if key != INFO}, found[1]
-
-    def rounds(self) -> int:
-        """Return the number of rounds done before the newest checkpoint."""
-        found = self._newest()
-        return 0 if found is None else int(found[1]["round"]) + 1
-
-    def _newest(self) -> tuple[Path, dict[str, Any]] | None:
-        """Return the newest file that is whole, and what it says of itself: nothing else of it is read."""
+        """Return the newest state that is undamaged, and its description."""
         files = self.files()
         for file in files:
             try:
-                with safe_open(file, "pt") as handle:
-                    info: dict[str, Any] = json.loads(bytes(handle.get_tensor(INFO).numpy()))
-                    return file, info
-            except (OSError, SafetensorError, ValueError):
-                warnings.warn(f"{file} is damaged, or no checkpoint: it is passed over.", stacklevel=4)
+                return read(file)
+            except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+                warnings.warn(f"{file} is damaged ({error}): the checkpoint before it is used.", stacklevel=3)
         if files:
-            raise RunError(f"No checkpoint in {self.folder} can be read: remove them to begin anew.")
+            raise RunError(
+                f"No checkpoint in {self.folder} is undamaged: remove its round-*.safetensors to begin again."
+            )
         return None
+
+    def rounds(self) -> int:
+        """Return the number of rounds done before the newest checkpoint."""
+        latest = self.latest()
+        return 0 if latest is None else latest[1]["round"] + 1
 
     def clear(self) -> None:
         """Remove all checkpoints, and the folder unless it holds something else."""

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quped import _tree
 from quped._evaluate import accuracy
 from quped._native import reusing
 from quped._rng import torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec
 from quped.data import Samples
 from quped.data.batches import draw
-from quped.errors import QupedError, RunError
+from quped.errors import BadUpdateError
+from quped.simulation._naming import naming
 from quped.simulation.setup import Setup, SimClient
 from quped.typing import Batch, Clock, ModelState, Network
 
@@ -42,15 +44,63 @@ def client_round(
 
 
 def run_client(setup: Setup, client: SimClient, shared: Any, personal: Any, clock: Clock) -> tuple[Any, Any, float]:
-    """Run a client's round on its own batches; return its personal state, its payload and its mean loss.
+    """Run a client's round on its own batches, and check what came out of it.
 
-    The result depends on the arguments only. Errors name the client and the round.
+    Return its personal state, its payload and its mean loss. They depend on the arguments only.
     """
+    personal, payload, loss = compute_client(setup, client, shared, personal, clock)
+    check_update(setup, client, clock, personal, payload, loss)
+    return personal, payload, loss
+
+
+def compute_client(setup: Setup, client: SimClient, shared: Any, personal: Any, clock: Clock) -> tuple[Any, Any, float]:
+    """Run a client's round on its own batches. Errors name the client and the round."""
     batches = batches_of(setup, client, clock)
-    with naming(client, clock.round), torch_seeded(setup.seed, "steps", client.name, clock.round):
+    with naming(client.name, clock.round), torch_seeded(setup.seed, "steps", client.name, clock.round):
         personal, payload, loss = client_round(setup.algorithm, client.spec, shared, personal, batches, clock)
-    check_loss(client, clock, float(loss))
     return personal, payload, float(loss)
+
+
+def check_update(setup: Setup, client: SimClient, clock: Clock, personal: Any, payload: Any, loss: float) -> None:
+    """Raise unless a client's round gave what it must: a finite loss, and states of the expected form.
+
+    The one place where a client's round ends, for every engine: what passes is kept, and averaged into everybody's.
+    """
+    who = f"client '{client.name}' in round {clock.round + 1}"
+    if not math.isfinite(loss):
+        raise BadUpdateError(
+            f"The training loss of {who} became {loss}: lower the learning rate lr, or check the scale of its inputs."
+        )
+    templates = setup.templates
+    for what, state, template in (
+        ("payload", payload, templates.payload),
+        ("personal state", personal, templates.personal[client.spec.group]),
+    ):
+        if flaw := find_flaw(state, template):
+            raise BadUpdateError(f"The {what} of {who} cannot be used: {flaw}.")
+
+
+def find_flaw(state: Any, template: Any) -> str | None:
+    """Return how a state differs from the form of a template, or which of its numbers are beyond use, if any."""
+    try:
+        leaves, expected = dict(_tree.items(state)), dict(_tree.items(template))
+    except TypeError as error:
+        return str(error)
+    if leaves.keys() != expected.keys():
+        return f"it has other tensors than expected: {', '.join(sorted(leaves.keys() ^ expected.keys()))}"
+    for path, leaf in leaves.items():
+        like = expected[path]
+        if leaf.shape != like.shape or leaf.dtype != like.dtype:
+            return f"'{path}' is {leaf.dtype} of shape {tuple(leaf.shape)}, not {like.dtype} of {tuple(like.shape)}"
+    for path, leaf in leaves.items():
+        finite = not leaf.is_floating_point() or not leaf.numel() or float(leaf.abs().amax()) < LARGEST  # NaN is not
+        if not finite:
+            return f"'{path}' holds NaN, infinity or numbers beyond {LARGEST:g}; lower the learning rate lr"
+    return None
+
+
+LARGEST = 1e30
+"""Numbers of this size are no result of training; the sum of several would overflow."""
 
 
 def batches_of(setup: Setup, client: SimClient, clock: Clock) -> Iterator[tuple[Batch, ...]]:
@@ -67,15 +117,6 @@ def batches_of(setup: Setup, client: SimClient, clock: Clock) -> Iterator[tuple[
     )
 
 
-def check_loss(client: SimClient, clock: Clock, loss: float) -> None:
-    """Raise if training has diverged."""
-    if not math.isfinite(loss):
-        raise RunError(
-            f"The training loss of client '{client.name}' became {loss} in round {clock.round + 1}: "
-            "lower the learning rate lr, or check the scale of its inputs."
-        )
-
-
 def initial_personal(setup: Setup, client: SimClient, shared: Any) -> Any:
     """Return the personal state of a client that has not taken part yet."""
     return setup.algorithm.init_personal(client.spec, shared)
@@ -89,7 +130,7 @@ def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any,
 
 def evaluate_model(setup: Setup, client: SimClient, network: Network, model: ModelState, test: Samples) -> float:
     """Return the accuracy of a model on a client's test samples."""
-    with naming(client, None), torch_seeded(setup.seed, "score", client.name):
+    with naming(client.name, None), torch_seeded(setup.seed, "score", client.name):
         return accuracy(network, model, test)
 
 
@@ -101,21 +142,6 @@ def evaluate_global(setup: Setup, w: ModelState) -> list[float]:
             for client in setup.clients
             if client.test is not None
         ]
-
-
-@contextmanager
-def naming(client: SimClient, round_: int | None) -> Iterator[None]:
-    """Let errors within the block name the client and the round, or that it was being evaluated."""
-    try:
-        yield
-    except QupedError:
-        raise
-    except Exception as error:
-        when = "while it was evaluated" if round_ is None else f"in round {round_ + 1}"
-        hint = ""
-        if "Expected more than 1 value per channel" in str(error):
-            hint = " (BatchNorm cannot learn from a single sample: raise batch_size, or leave the client out.)"
-        raise RunError(f"Client '{client.name}' failed {when}: {type(error).__name__}: {error}{hint}") from error
 
 
 @contextmanager

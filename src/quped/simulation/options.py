@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from quped.algorithms import SGD
 from quped.errors import InvalidValueError, check, check_whole, did_you_mean, number
@@ -52,6 +52,13 @@ class TrainingOptions:
     evaluate_every: int = field(
         default=1, metadata=_help("Epochs between two evaluations. The last round is always evaluated.")
     )
+    bad_updates: Literal["stop", "skip"] = field(
+        default="stop",
+        metadata=_help(
+            "If a client's round gives NaN, infinity or tensors of another form: stop the run, or skip the client in "
+            "this round, with a warning."
+        ),
+    )
     schedule_epochs: int | None = field(
         default=None,
         metadata=_help(
@@ -90,6 +97,7 @@ RULES: Mapping[str, Callable[[str, object], object]] = {
     "finetune_epochs": _whole(0),
     "clients_per_round": _whole(1),
     "evaluate_every": _whole(1),
+    "bad_updates": lambda name, value: check(value in ("stop", "skip"), name, "'stop' or 'skip'", value),
     "schedule_epochs": _whole(1),
 }
 """What each option may be."""

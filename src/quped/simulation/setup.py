@@ -1,14 +1,20 @@
 """A run as engines see it."""
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import torch
+
+from quped._rng import torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec, QuPeD
 from quped.data import Samples
-from quped.errors import check
+from quped.errors import BadUpdateError, check
 from quped.models import FunctionalNetwork
+from quped.simulation._naming import naming
 from quped.simulation.options import TrainingOptions
 from quped.simulation.schedule import DEFAULT_BATCH_SIZE, Schedule
 
@@ -24,6 +30,15 @@ class SimClient:
     train: Samples
     test: Samples | None
     batch_size: int = DEFAULT_BATCH_SIZE
+
+
+class Templates(NamedTuple):
+    """States that have the form of all others of their kind."""
+
+    shared: Any
+    payload: Any
+    personal: Mapping[int, Any]
+    """For each group of clients."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +81,32 @@ class Setup:
         order = [client.name for client in clients] if names is None else list(names)
         return cls(algorithm, ready, schedule, seed, global_network, options, order)
 
+    @cached_property
+    def templates(self) -> "Templates":
+        """The forms of all states: those before the first round, and the payload of a round without steps."""
+        algorithm, first, clock = self.algorithm, self.clients[0], self.schedule.clock(0)
+        shared = algorithm.init_shared(first.spec)
+        specs = {client.spec.group: client.spec for client in self.clients}
+        personal = {group: algorithm.init_personal(spec, shared) for group, spec in specs.items()}
+        work = algorithm.start(first.spec, shared, personal[first.spec.group], clock)
+        with naming(first.name, 0), torch_seeded(self.seed, "layout"):
+            twice = first.train.batch(torch.zeros(2, dtype=torch.long))  # BatchNorm needs two samples
+            _, payload = algorithm.finish(first.spec, work, twice, clock)
+        return Templates(shared, payload, personal)
+
+    def handle_bad_update(self, error: BadUpdateError) -> None:
+        """Stop the run, or warn that a client is skipped in this round, as the options say."""
+        if self.options.bad_updates == "stop":
+            raise error
+        warnings.warn(f"{error} The client is skipped in this round.", stacklevel=3)
+
     def describe(self) -> dict[str, Any]:
         """Return the method's hyperparameters, and the training: the options, and what follows from them."""
-        training = asdict(self.schedule) | asdict(self.options.sgd) | {"batch_size": self._batch_size()}
+        training = (
+            asdict(self.schedule)
+            | asdict(self.options.sgd)
+            | {"batch_size": self._batch_size(), "bad_updates": self.options.bad_updates}
+        )
         return {"hyperparameters": asdict(self.algorithm), "training": training}
 
     def _batch_size(self) -> int | None:

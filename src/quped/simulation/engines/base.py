@@ -7,6 +7,7 @@ import torch
 
 from quped import _tree
 from quped.algorithms import Deployed
+from quped.errors import RunError
 from quped.typing import Clock
 
 
@@ -38,10 +39,15 @@ class Engine(Protocol):
         ...
 
 
-def mean(payloads: Iterable[Any]) -> Any:
-    """Return the mean of payloads, added one by one in their order: the same bits in every engine."""
-    total, count = None, 0
-    for payload in payloads:
+def average(updates: Iterable[tuple[Any, float]], clock: Clock) -> tuple[Any, float]:
+    """Return the mean payload and the mean loss of a round's updates.
+
+    Payloads are added one by one in their order: the same bits in every engine.
+    """
+    total, losses = None, list[float]()
+    for payload, loss in updates:
         total = payload if total is None else _tree.map_leaves(torch.add, total, payload)
-        count += 1
-    return _tree.map_leaves(lambda leaf: leaf / count, total)
+        losses.append(loss)
+    if not losses:
+        raise RunError(f"No client of round {clock.round + 1} gave an update that can be used.")
+    return _tree.map_leaves(lambda leaf: leaf / len(losses), total), sum(losses) / len(losses)

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quped.algorithms import Deployed
+from quped.errors import BadUpdateError
 from quped.simulation.client_round import evaluate_client, initial_personal, one_thread, run_client
-from quped.simulation.engines.base import mean
+from quped.simulation.engines.base import average
 from quped.simulation.setup import Setup
 from quped.typing import Clock
 
@@ -19,19 +20,19 @@ class InlineEngine:
 
     def run_round(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
         """Run one round of the chosen clients; return the mean of their payloads and the mean loss."""
-        losses: list[float] = []
 
-        def payloads() -> Iterator[Any]:
-            for client in chosen:
-                personal = self.personal(shared, client)
-                self._personal[client], payload, loss = run_client(
-                    self._setup, self._setup.clients[client], shared, personal, clock
-                )
-                losses.append(loss)
-                yield payload
+        def updates() -> Iterator[tuple[Any, float]]:
+            for number in chosen:
+                client, personal = self._setup.clients[number], self.personal(shared, number)
+                try:
+                    self._personal[number], payload, loss = run_client(self._setup, client, shared, personal, clock)
+                except BadUpdateError as error:
+                    self._setup.handle_bad_update(error)
+                else:
+                    yield payload, loss
 
         with one_thread():
-            return mean(payloads()), sum(losses) / len(losses)
+            return average(updates(), clock)
 
     def personal(self, shared: Any, client: int) -> Any:
         """Return a client's own state; before its first round, its initial state."""

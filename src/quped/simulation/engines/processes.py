@@ -26,13 +26,12 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from quped import _tree
-from quped._rng import torch_seeded
 from quped.algorithms import Deployed
 from quped.data import Samples
-from quped.errors import QupedError, RunError, check
-from quped.simulation.client_round import evaluate_client, initial_personal, naming, run_client
+from quped.errors import BadUpdateError, QupedError, RunError, check
+from quped.simulation.client_round import evaluate_client, initial_personal, run_client
 from quped.simulation.engines._shared_rows import Rows
-from quped.simulation.engines.base import mean
+from quped.simulation.engines.base import average
 from quped.simulation.setup import Setup
 from quped.typing import Clock
 
@@ -91,24 +90,17 @@ class Board:
 
 
 def lay_out(setup: Setup, folder: Path) -> Board:
-    """Make the files. Their layout is that of the states before the first round, and of a round without steps."""
-    algorithm, first, clock = setup.algorithm, setup.clients[0], setup.schedule.clock(0)
-    shared = algorithm.init_shared(first.spec)
-    work = algorithm.start(first.spec, shared, algorithm.init_personal(first.spec, shared), clock)
-    with naming(first, 0), torch_seeded(setup.seed, "layout"):
-        twice = first.train.batch(torch.zeros(2, dtype=torch.long))  # BatchNorm needs two samples
-        _, payload = algorithm.finish(first.spec, work, twice, clock)
-    specs = {client.spec.group: client.spec for client in setup.clients}
+    """Make the files, in the forms of the states that they hold."""
+    templates = setup.templates
     sizes = Counter(client.spec.group for client in setup.clients)
-    personal = {
-        group: Rows(folder / f"personal-{group}", algorithm.init_personal(spec, shared), 2 * sizes[group])
-        for group, spec in specs.items()
-    }
     return Board(
         setup=setup,
-        shared=Rows(folder / "shared", shared, 1),
-        payloads=Rows(folder / "payloads", payload, setup.schedule.clients_per_round),
-        personal=personal,
+        shared=Rows(folder / "shared", templates.shared, 1),
+        payloads=Rows(folder / "payloads", templates.payload, setup.schedule.clients_per_round),
+        personal={
+            group: Rows(folder / f"personal-{group}", template, 2 * sizes[group])
+            for group, template in templates.personal.items()
+        },
     )
 
 
@@ -162,10 +154,14 @@ class ProcessEngine:
         """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
         self._board.shared.write(0, shared)
         jobs = [self._job(client, clock.round, position) for position, client in enumerate(chosen)]
-        losses = self._all(jobs)
-        self._in_use |= {job.client: job.target for job in jobs}
-        payloads = (self._board.payloads.read(position) for position in range(len(chosen)))
-        return mean(payloads), sum(losses) / len(losses)
+        done = []
+        for job, loss in zip(jobs, self._all(jobs), strict=True):
+            if isinstance(loss, BadUpdateError):
+                self._board.setup.handle_bad_update(loss)
+            else:
+                done.append((job, loss))
+        self._in_use |= {job.client: job.target for job, _ in done}
+        return average(((self._board.payloads.read(job.position), loss) for job, loss in done), clock)
 
     def evaluate(self, shared: Any) -> dict[int, float]:
         """Return the accuracy of each client's deployed model on its own test samples, if it has some."""
@@ -205,7 +201,7 @@ class ProcessEngine:
         return Job(client, round_, source, first + 1 if source == first else first, position)
 
     def _all(self, jobs: Sequence[Job]) -> list[Any]:
-        """Have all jobs done and return their results in this order."""
+        """Have all jobs done and return their results in this order; of a round that went wrong, its BadUpdateError."""
         # The largest clients go first: then those that are done last are small, and no worker waits long for another.
         waiting = sorted(jobs, key=lambda job: len(self._board.setup.clients[job.client].train))
         results: dict[int, Any] = {}
@@ -222,7 +218,7 @@ class ProcessEngine:
                 except (EOFError, ConnectionError):
                     self._revive(worker)
                     continue
-                if isinstance(result, Exception):
+                if isinstance(result, Exception) and not isinstance(result, BadUpdateError):
                     raise result
                 results[cast(Job, worker.job).client] = result
                 worker.job = None

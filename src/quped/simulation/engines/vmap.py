@@ -14,9 +14,10 @@ from quped import _tree
 from quped._rng import torch_seeded
 from quped._vmap import entering_vmap
 from quped.algorithms import Deployed
-from quped.errors import InvalidValueError, RunError
-from quped.simulation.client_round import batches_of, check_loss, client_round, naming, one_thread, run_client
-from quped.simulation.engines.base import mean
+from quped.errors import BadUpdateError, InvalidValueError, RunError
+from quped.simulation._naming import naming
+from quped.simulation.client_round import batches_of, check_update, client_round, compute_client, one_thread
+from quped.simulation.engines.base import average
 from quped.simulation.engines.inline import InlineEngine
 from quped.simulation.setup import Setup
 from quped.typing import Batch, Clock
@@ -59,20 +60,21 @@ class VmapEngine:
         groups: dict[Hashable, list[int]] = {}
         for number in chosen:
             client = self._setup.clients[number]
-            with naming(client, clock.round), torch_seeded(self._setup.seed, "steps", client.name, clock.round):
+            with naming(client.name, clock.round), torch_seeded(self._setup.seed, "steps", client.name, clock.round):
                 steps[number] = tuple(batches_of(self._setup, client, clock))
             groups.setdefault((client.spec.group, shapes(steps[number])), []).append(number)
         done: dict[int, Outcome] = {}
         with one_thread():
             for group in groups.values():
-                if len(group) == 1:
-                    done[group[0]] = self._run_alone(shared, clock, group[0])
-                else:
-                    outcomes = self._run_stacked(shared, clock, group, [steps[client] for client in group])
-                    done |= zip(group, outcomes, strict=True)
-        self._inline.restore(self._inline.states() | {client: personal for client, (personal, _, _) in done.items()})
-        losses = [done[client][2] for client in chosen]
-        return mean(done[client][1] for client in chosen), sum(losses) / len(losses)
+                for number, outcome in zip(group, self._run_group(shared, clock, group, steps), strict=True):
+                    try:
+                        check_update(self._setup, self._setup.clients[number], clock, *outcome)
+                    except BadUpdateError as error:
+                        self._setup.handle_bad_update(error)
+                    else:
+                        done[number] = outcome
+        self._inline.restore(self._inline.states() | {number: personal for number, (personal, _, _) in done.items()})
+        return average((done[number][1:] for number in chosen if number in done), clock)
 
     def deploy(self, shared: Any, client: int) -> Deployed:
         """Return the model that a client uses now."""
@@ -93,9 +95,12 @@ class VmapEngine:
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def _run_alone(self, shared: Any, clock: Clock, client: int) -> Outcome:
-        personal = self._inline.personal(shared, client)
-        return run_client(self._setup, self._setup.clients[client], shared, personal, clock)
+    def _run_group(self, shared: Any, clock: Clock, group: Sequence[int], steps: Mapping[int, Steps]) -> list[Outcome]:
+        """Compute the rounds of clients that can be stacked."""
+        if len(group) > 1:
+            return self._run_stacked(shared, clock, group, [steps[number] for number in group])
+        personal = self._inline.personal(shared, group[0])
+        return [compute_client(self._setup, self._setup.clients[group[0]], shared, personal, clock)]
 
     def _run_stacked(self, shared: Any, clock: Clock, group: Sequence[int], steps: Sequence[Steps]) -> list[Outcome]:
         """Compute the rounds of clients with one specification at once."""
@@ -123,8 +128,6 @@ class VmapEngine:
             ) from error
         # A client's part is copied: it would keep the memory of the whole stack.
         outcomes = [_tree.map_leaves(lambda leaf, i=i: leaf[i].to("cpu", copy=True), results) for i in range(count)]
-        for client, (_, _, loss) in zip(clients, outcomes, strict=True):
-            check_loss(client, clock, float(loss))
         return [(personal, payload, float(loss)) for personal, payload, loss in outcomes]
 
 

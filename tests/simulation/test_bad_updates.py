@@ -1,0 +1,96 @@
+"""A client that returns nonsense is named, in the round in which it did, whatever the engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from helpers.small_federation import clients, fit
+from torch import Tensor
+
+from quped import FedAvg, Local, QupedError
+from quped.algorithms import ClientSpec, Empty, Global
+from quped.algorithms._algorithm1 import Learner
+from quped.algorithms.fedavg import Work
+from quped.typing import Batch, Clock, ModelState
+
+LAST = 8
+"""The last round of the small federation."""
+
+
+@dataclass(frozen=True)
+class Liar(FedAvg):
+    """FedAvg with clients that spoil their payload in a round."""
+
+    spoil: Callable[[Tensor], Tensor] = field(default=lambda w: w)
+    when: int = LAST
+
+    def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
+        personal, payload = super().finish(spec, work, batch, clock)
+        if clock.round != self.when:
+            return personal, payload
+        params = {**payload.w.params, "last.weight": self.spoil(payload.w.params["last.weight"])}
+        return personal, Global(ModelState(params, payload.w.buffers))
+
+
+LIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "nan": lambda w: w * torch.nan,
+    "infinity": lambda w: w / 0,
+    "huge": lambda w: torch.full_like(w, 3e38),
+    "scalar": lambda w: w.mean(),
+    "row": lambda w: w[:1],
+    "float64": lambda w: w.double(),
+    "int64": lambda w: w.long(),
+}
+
+
+@pytest.mark.parametrize("lie", sorted(LIES))
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("when", [2, LAST])
+def test_a_payload_that_nobody_can_use_names_its_client_and_round(lie: str, workers: int, when: int) -> None:
+    liar = Liar(LIES[lie], when)
+    with pytest.raises(QupedError, match=rf"payload of client 'c\d' in round {when + 1} .*last.weight"):
+        fit(liar, clients(FedAvg()), workers=workers)
+
+
+def test_missing_and_further_tensors_are_named() -> None:
+    @dataclass(frozen=True)
+    class Forgetful(FedAvg):
+        def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
+            personal, payload = super().finish(spec, work, batch, clock)
+            params = {k: v for k, v in payload.w.params.items() if clock.round < 3 or k != "last.bias"}
+            return personal, Global(ModelState(params, payload.w.buffers))
+
+    with pytest.raises(QupedError, match=r"client 'c0' in round 4 .* other tensors .*last.bias"):
+        fit(Forgetful(), clients(FedAvg()))
+
+
+def test_personal_states_are_checked_too() -> None:
+    """Training that diverges within a round: the loss of its first step was fine."""
+    with pytest.raises(QupedError, match=r"of client 'c\d' in round \d+ .*learning rate"):
+        fit(Local(), lr=1e12)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"device": "cpu"}], ids=str)
+def test_a_bad_client_can_be_skipped(options: dict[str, Any]) -> None:
+    """Its round is as if it had not been sampled: nobody gets its numbers, and its own state stays."""
+
+    @dataclass(frozen=True)
+    class OneLiar(Local):
+        """Local training in which the largest client spoils its own state in round 3."""
+
+        def finish(self, spec: ClientSpec, work: Learner, batch: Batch, clock: Clock) -> tuple[Learner, Empty]:
+            spoilt = clock.round == 2 and len(spec.initial.params["first.weight"]) == 12
+            factor = torch.nan if spoilt else 1.0
+            params = {k: v * factor for k, v in work.x.params.items()}
+            return work._replace(x=work.x._replace(params=params)), Empty()
+
+    with pytest.warns(UserWarning, match="client 'c1' in round 3 .* skipped in this round"):
+        result = fit(OneLiar(), clients(Local(), 4)[:3], bad_updates="skip", **options)
+    assert all(bool(v.isfinite().all()) for model in result.models.values() for v in model.state.params.values())
+
+
+def test_a_round_of_bad_clients_only_ends_the_run() -> None:
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(QupedError, match="No client of round 3"):
+        fit(Liar(LIES["nan"], 2), clients(FedAvg()), bad_updates="skip")
