@@ -50,7 +50,12 @@ def check(ok: bool, what: str, rule: str, got: object) -> None:
 
 def number(value: object) -> float:
     """Return a number, Python's or NumPy's, as a float, and anything else as NaN: that is in no range."""
-    return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def check_number(what: str, value: object, low: float, high: float = math.inf) -> None:

@@ -95,3 +95,30 @@ def test_interrupts_are_acknowledged_and_resuming_says_from_where(experiment: Pa
     process.send_signal(signal.SIGINT)
     assert "quped run --resume out" in process.communicate(timeout=60)[0]
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("training.lr=" + "9" * 5000, "training.lr"),
+        ("training.lr=1" + "0" * 400, "training.lr"),
+        ("clients=" + "[" * 50_000, "clients"),
+        ("clients[0].count=1000000000", "clients[0].count"),
+    ],
+    ids=["digits", "overflow", "brackets", "count"],
+)
+def test_absurd_values_are_refused_in_a_sentence(change: str, words: str, experiment: Path, tmp_path: Path) -> None:
+    fails(quped("run", experiment, "--set", change, cwd=tmp_path), words)
+    experiment.write_text(f"{change.replace('[0].', '.')}\n{FILE}")
+    fails(quped("run", experiment, cwd=tmp_path), "mine.toml")
+
+
+def test_a_bug_is_reported_as_one(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("unexpected")
+
+    monkeypatch.setattr("quped.experiments.run.run_method", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fails(quped("run", experiment, cwd=tmp_path), "bug of quped", "quped-bug-")
+    (details,) = tmp_path.glob("quped-bug-*.txt")
+    assert "ZeroDivisionError: unexpected" in details.read_text()

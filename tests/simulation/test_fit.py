@@ -113,7 +113,7 @@ def test_bits_may_differ_by_tensor() -> None:
     for name, width in bits.items():
         assert 1 < len(values(model.state.params[name])) <= 2**width
     assert len(values(model.state.params["last.weight"])) > 8
-    with pytest.raises(QupedError, match="'bits' of 'last.weight' of client 'a' must be one of"):
+    with pytest.raises(QupedError, match=r"'bits' of 'last.weight' of client 'a' must be one of"):
         Federation([Client("a", samples(0, 20), None, Net, bits={"last.weight": 9})], QuPeD())
     with pytest.raises(QupedError, match=r"network of client 'a' cannot be quantized: .* Did you mean 'last.weight'"):
         Federation([Client("a", samples(0, 20), None, Net, bits={"lost.weight": 2})], QuPeD())

@@ -1,5 +1,6 @@
 """The process engine computes what the inline engine computes, and survives its workers."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -106,7 +107,7 @@ def test_errors_of_workers_are_those_of_the_inline_engine() -> None:
     """The same sentence, whoever computed."""
     members = [Client("phone", train=samples(0, 20), test=samples(1, 12), model=Net)]
     for workers in (0, 2):
-        with pytest.raises(QupedError, match=r"training loss of client 'phone' became .* lower the learning rate"):
+        with pytest.raises(QupedError, match=r"training loss of client 'phone' in round 1 became .* lower the learning rate"):
             Federation(members, QuPeD()).fit(lr=1e12, workers=workers)
 
 
@@ -181,6 +182,13 @@ def test_too_little_space_is_told_before_it_is_needed(tmp_path: Path, monkeypatc
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(QupedError, match=f"temporary files, {tmp_path}, has 0.0 GB left.*TMPDIR.*workers=0"):
+        fit(QuPeD(), clients(QuPeD(), 5), workers=2)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(QupedError, match=r"cannot be kept in temporary files: .*No space left.*TMPDIR"):
         fit(QuPeD(), clients(QuPeD(), 2), workers=2)
 
 

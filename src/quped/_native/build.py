@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quped._cache import cache_folder
+from quped._files import write_bytes
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared")
 SWITCH = "QUPED_NATIVE"
@@ -56,17 +58,33 @@ def library(name: str, constants: Pairs[int], signatures: Pairs[str]) -> ctypes.
 
 
 def load(command: list[str], source: Path, file: Path) -> ctypes.CDLL:
-    """Load a library, compiled if it is not there or damaged; for this process alone where the cache is of no use."""
+    """Load a library, compiled if it is absent or cannot be trusted; for this process alone where the cache fails."""
     with suppress(OSError):
-        if file.exists():
-            with suppress(OSError):
-                return ctypes.CDLL(str(file))
-        compile_file(command, source, file)
-        return ctypes.CDLL(str(file))
+        if not is_trusted(file):
+            compile_file(command, source, file)
+        if is_trusted(file):
+            return ctypes.CDLL(str(file))
     with tempfile.TemporaryDirectory() as scratch:  # a loaded library needs its file no longer
         made = Path(scratch) / file.name
         compile_file(command, source, made)
         return ctypes.CDLL(str(made))
+
+
+def is_trusted(file: Path) -> bool:
+    """Say whether a library is whole, and was put there by this user or root alone: a damaged one kills the process."""
+    try:
+        owner, mode = file.stat().st_uid, file.stat().st_mode
+        expected = digest_file(file).read_text()
+        content = file.read_bytes()
+    except OSError:
+        return False
+    private = not hasattr(os, "geteuid") or (owner in (0, os.geteuid()) and not mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return private and hashlib.sha256(content).hexdigest() == expected
+
+
+def digest_file(library: Path) -> Path:
+    """Return the file beside a library that holds its SHA-256."""
+    return library.with_suffix(".sha256")
 
 
 @cache
@@ -95,9 +113,12 @@ def processor() -> str:
 
 
 def compile_file(command: list[str], source: Path, file: Path) -> None:
-    """Compile; `file` appears in one step, so that processes which compile the same do each other no harm."""
+    """Compile; files appear in one step, so that processes which compile the same do each other no harm."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
         made = Path(scratch) / file.name
         subprocess.run([*command, str(source), "-o", str(made)], check=True, capture_output=True, text=True)
-        made.replace(file)
+        content = made.read_bytes()
+        # The library first: without its digest, or with an older one, it is compiled again.
+        write_bytes(file, content)
+        write_bytes(digest_file(file), hashlib.sha256(content).hexdigest().encode())

@@ -1,7 +1,10 @@
 """The command line: parsing and printing."""
 
 import logging
+import shlex
 import sys
+import tempfile
+import traceback
 from importlib import import_module, metadata
 from typing import Annotated, Any, NoReturn
 
@@ -69,12 +72,25 @@ def main() -> None:
         app()
     except QupedError as error:
         fail(str(error))
+    except BrokenPipeError:  # nobody reads the output any more
+        sys.stdout = None
+        sys.exit(141)
     except OSError as error:
-        if error.filename is None:
-            raise
-        fail(f"{error.filename} cannot be used: {error.strerror}.")
+        fail(f"{error.filename or 'The output'} cannot be used: {error.strerror}.")
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception:
+        fail(f"This is a bug of quped. Please report it, with the details in {write_details(traceback.format_exc())}.")
+
+
+def write_details(text: str) -> str:
+    """Write the traceback of a bug to a file, and return its path; the text itself if there is no place for a file."""
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="quped-bug-", suffix=".txt", delete=False) as file:
+            file.write(f"{shlex.join(sys.argv)}\n{text}")
+            return file.name
+    except OSError:
+        return text
 
 
 def fail(error: str) -> NoReturn:

@@ -1,6 +1,7 @@
 """From an experiment file to run records."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -222,8 +223,11 @@ class Population:
 
 def client_names(kinds: Sequence[str]) -> list[str]:
     """Return a name for each client: its kind and a number, all numbers with as many digits as the largest."""
-    digits = len(str(len(kinds) - 1))
-    return [f"{kind}-{kinds[:i].count(kind):0{digits}d}" for i, kind in enumerate(kinds)]
+    digits, seen, names = len(str(len(kinds) - 1)), Counter[str](), []
+    for kind in kinds:
+        names.append(f"{kind}-{seen[kind]:0{digits}d}")
+        seen[kind] += 1
+    return names
 
 
 def share_out(data: Dataset, experiment: Experiment, clients: int, seed: int) -> list[tuple[Samples, Samples]]:

@@ -155,7 +155,7 @@ class Group(Section):
 
     name: str = Field(default="client", pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     """The kind of device: its clients are called NAME-0, NAME-1, ..."""
-    count: Whole = Field(ge=1)
+    count: Whole = Field(ge=1, le=100_000)
     model: NetworkChoice
     bits: Annotated[Whole, AfterValidator(known_bits)] = 32
     quantize: tuple[str, ...] | None = None
@@ -229,7 +229,7 @@ class Experiment(Section):
 
     description: str = ""
     data: Data
-    clients: tuple[Group, ...] = Field(min_length=1)
+    clients: tuple[Group, ...] = Field(min_length=1, max_length=1000)
     global_model: NetworkChoice | None = None
     training: Annotated[TrainingOptions, BeforeValidator(read_training)] = TrainingOptions()
     algorithm: AlgorithmOptions = {"name": DEFAULT_ALGORITHM}
@@ -255,10 +255,10 @@ def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
     """Read an experiment file, apply `key=value` changes, and validate the whole."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValueError(f"The experiment file {path} cannot be read: {error}.") from error
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
+        raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
     for change in changes:
         apply(values, change)
     return validate(values, path.name)
@@ -314,7 +314,7 @@ def apply(values: dict[str, Any], change: str) -> None:
         )
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     here: Any = values
     try:

@@ -2,32 +2,19 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
+from quped._files import locked
+from quped._files import write_bytes as write_bytes
 from quped.errors import RunError
 
 PATIENCE = 10.0
 """Seconds to wait for a folder: the workers of a killed run need a few to notice."""
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file aside, and move it into place when it is complete."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -74,21 +61,18 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
     """Let no other process use a folder within the block; make it if need be, and remove it if it ends up empty."""
-    lock = FileLock(folder / ".lock")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=PATIENCE)
-    except Timeout:
-        raise RunError(
-            f"{folder} is in use by another process: wait until that ends, or name another folder."
-        ) from None
-    except OSError as error:
-        raise RunError(f"The folder {folder} cannot be used: {error.strerror}.") from error
-    try:
-        yield
+        with ExitStack() as stack:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(folder / ".lock", seconds=PATIENCE))
+            except TimeoutError:
+                raise RunError(
+                    f"{folder} is in use by another process: wait until that ends, or name another folder."
+                ) from None
+            except OSError as error:
+                raise RunError(f"The folder {folder} cannot be used: {error.strerror}.") from error
+            yield
     finally:
-        with suppress(OSError):  # while the lock is held: whoever waits for it checks that the file is still there
-            (folder / ".lock").unlink()
-        lock.release()
         with suppress(OSError):
             folder.rmdir()

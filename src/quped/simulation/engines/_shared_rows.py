@@ -1,5 +1,6 @@
 """Trees of tensors in flat memory-mapped files: shared between processes, spilled to the disk by the system."""
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +22,13 @@ class Place(NamedTuple):
 
 
 class Rows:
-    """A file with a row for each of `count` trees, all in the shape of a template. Untouched rows take no space."""
+    """A file with a row for each of `count` trees, all in the shape of a template.
 
-    def __init__(self, path: Path, template: Any, count: int) -> None:
-        """Make the file, or open it if it is there."""
+    Untouched rows take no space on the disk, unless it is reserved: a process that writes to a mapped file when the
+    disk is full dies without a word.
+    """
+
+    def __init__(self, path: Path, template: Any, count: int, *, reserve: bool = False) -> None:
         self._template = template
         self._places: list[Place] = []
         offset = 0
@@ -33,6 +37,9 @@ class Rows:
             self._places.append(Place(offset, size, leaf.dtype, leaf.shape))
             offset += -(-size // ALIGNMENT) * ALIGNMENT
         self._stride = offset
+        if reserve and offset:
+            with path.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, offset * count)
         # An empty tree needs no file, and a file cannot be mapped without a byte.
         self._bytes = (
             torch.from_file(str(path), shared=True, size=offset * count, dtype=torch.uint8)

@@ -6,6 +6,7 @@ the row that is not in use; once it has reported, the engine takes that row. So 
 half-written, and its client's round is computed again, with the same result.
 """
 
+import ctypes
 import multiprocessing
 import os
 import shutil
@@ -90,30 +91,33 @@ class Board:
 
 
 def lay_out(setup: Setup, folder: Path) -> Board:
-    """Make the files, in the forms of the states that they hold."""
+    """Make the files, in the forms of the states that they hold; reserve the space that a run surely uses."""
     templates = setup.templates
     sizes = Counter(client.spec.group for client in setup.clients)
-    return Board(
-        setup=setup,
-        shared=Rows(folder / "shared", templates.shared, 1),
-        payloads=Rows(folder / "payloads", templates.payload, setup.schedule.clients_per_round),
-        personal={
-            group: Rows(folder / f"personal-{group}", template, 2 * sizes[group])
-            for group, template in templates.personal.items()
-        },
-    )
-
-
-def check_space(board: Board, folder: str) -> None:
-    """Raise if the disk may become too small: a process that writes to a mapped file then dies without a word."""
+    everyone = setup.schedule.clients_per_round == len(setup.clients)
+    try:
+        board = Board(
+            setup=setup,
+            shared=Rows(folder / "shared", templates.shared, 1, reserve=True),
+            payloads=Rows(folder / "payloads", templates.payload, setup.schedule.clients_per_round, reserve=True),
+            personal={
+                group: Rows(folder / f"personal-{group}", template, 2 * sizes[group], reserve=everyone)
+                for group, template in templates.personal.items()
+            },
+        )
+    except (OSError, RuntimeError) as error:  # PyTorch's, of a file that it cannot map
+        raise RunError(f"The states of the clients cannot be kept in temporary files: {error}. {REMEDY}") from error
     needed = sum(rows.size for rows in (board.shared, board.payloads, *board.personal.values()))
     free = shutil.disk_usage(folder).free
-    if needed > free:
+    if not everyone and needed > free:
         raise RunError(
             f"The states of all clients may take {needed / 1e9:.1f} GB, and the folder for temporary files, "
-            f"{Path(folder).parent}, has {free / 1e9:.1f} GB left: let the environment variable TMPDIR name a "
-            "folder on a larger disk, or use workers=0."
+            f"{folder.parent}, has {free / 1e9:.1f} GB left. {REMEDY}"
         )
+    return board
+
+
+REMEDY = "Let the environment variable TMPDIR name a folder on a larger disk, or use workers=0."
 
 
 @dataclass
@@ -137,9 +141,12 @@ class ProcessEngine:
         if multiprocessing.current_process().daemon:
             raise RunError("This process is a worker itself, and may not start others: use workers=0.")
         # The files are mapped, here and in every fork: without their names nothing is left behind, however this ends.
-        with tempfile.TemporaryDirectory(prefix="quped-") as folder:
+        try:
+            scratch = tempfile.TemporaryDirectory(prefix="quped-")
+        except OSError as error:
+            raise RunError(f"There is no folder for temporary files: {error}. {REMEDY}") from error
+        with scratch as folder:
             self._board = lay_out(setup, Path(folder))
-            check_space(self._board, folder)
         seen: Counter[int] = Counter()
         self._first_row = []
         for client in setup.clients:
@@ -232,6 +239,8 @@ class ProcessEngine:
         who = f"client '{self._board.setup.clients[job.client].name}', {what}"
         code = worker.process.exitcode or 0
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if -code == signal.SIGBUS:
+            cause += f": the disk of the folder for temporary files, {tempfile.gettempdir()}, may be full"
         if worker.attempts == MOST_ATTEMPTS:
             raise RunError(
                 f"The worker of {who}, died {MOST_ATTEMPTS} times ({cause}): "
@@ -273,6 +282,7 @@ def start_process(board: Board) -> tuple[BaseProcess, Connection]:
 
 def serve(pipe: Connection, board: Board, parent: int) -> None:
     """Do jobs, one after the other, until the engine is gone. The life of a worker."""
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process decides what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -294,3 +304,13 @@ def serve(pipe: Connection, board: Board, parent: int) -> None:
             pipe.send(RuntimeError(traceback.format_exc()))
         else:
             pipe.send(result)
+
+
+def die_with_parent() -> None:
+    """Let the system end this process with the thread that started it, on Linux; elsewhere it notices by itself."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
