@@ -5,6 +5,7 @@ import math
 import signal
 from collections.abc import Iterable
 from numbers import Integral, Real
+from typing import cast
 
 
 class QupedError(Exception):
@@ -55,7 +56,7 @@ def number(value: object) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.inf if cast(int, value) > 0 else -math.inf
 
 
 def check_number(what: str, value: object, low: float, high: float = math.inf) -> None:
