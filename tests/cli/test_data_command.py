@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from helpers import raw_files
+from helpers.offline import go_offline, use_cache
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 from quped.cli.data import app
-from quped.data import femnist
-from quped.data.datasets import DATASETS, RECIPES
+from quped.data.datasets import DATASETS, RECIPES, femnist
 from quped.errors import DataError, InvalidValueError
 
 NEWS = b"".join(b'"%d","title","some words"\n' % (i % 4 + 1) for i in range(40))
@@ -19,6 +19,13 @@ NEWS = b"".join(b'"%d","title","some words"\n' % (i % 4 + 1) for i in range(40))
 def run(*arguments: str) -> Result:
     """Run the command on a wide terminal."""
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of stored data sets."""
+    go_offline(monkeypatch)
+    return use_cache(tmp_path, monkeypatch)
 
 
 @pytest.fixture

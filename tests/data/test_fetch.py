@@ -14,11 +14,12 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-from conftest import Server
 from filelock import FileLock
 from helpers import raw_files
+from helpers.offline import Server
 
-from quped.data import cifar10, mnist, store
+from quped.data.datasets import cifar10, mnist
+from quped.data.download import store
 from quped.data.download.fetch import fetch
 from quped.data.download.recipe import About, Layout, Recipe, Route
 from quped.data.download.sources import Files, Npm, Url
@@ -147,9 +148,9 @@ def test_from_its_address(server: Server, cache: Path) -> None:
     what = recipe(urls(server))
     assert "from 127.0.0.1" in said(what)
     check_stored(what, cache)
-    assert server.asked == list(FILES)
+    assert server.requests == list(FILES)
     assert "already in" in said(what)
-    assert server.asked == list(FILES)
+    assert server.requests == list(FILES)
 
 
 def test_folder_completes_with_downloads(server: Server, tmp_path: Path, cache: Path) -> None:
@@ -157,7 +158,7 @@ def test_folder_completes_with_downloads(server: Server, tmp_path: Path, cache: 
     raw_files.place(tmp_path / "raw", {mnist.TRAIN_IMAGES: FILES[mnist.TRAIN_IMAGES]})
     what = recipe(urls(server))
     assert f"from folder {tmp_path}/raw and 127.0.0.1" in said(what, tmp_path / "raw")
-    assert server.asked == list(FILES)[1:]
+    assert server.requests == list(FILES)[1:]
     check_stored(what, cache)
 
 
@@ -166,7 +167,7 @@ def test_a_part_that_is_of_no_use_is_passed_over(server: Server, tmp_path: Path,
     raw_files.place(tmp_path / "raw", {mnist.TRAIN_IMAGES: FILES[mnist.TEST_IMAGES]})
     what = recipe(urls(server))
     assert "raw" not in said(what, tmp_path / "raw").splitlines()[-1]
-    assert server.asked == [*list(FILES)[1:], *FILES]
+    assert server.requests == [*list(FILES)[1:], *FILES]
     check_stored(what, cache)
 
 
@@ -175,7 +176,7 @@ def test_damaged_folder_is_passed_over(server: Server, tmp_path: Path, cache: Pa
     raw_files.place(tmp_path / "raw", FILES | {mnist.TEST_LABELS: b"?"})
     what = recipe(urls(server))
     said(what, tmp_path / "raw")
-    assert server.asked == list(FILES)
+    assert server.requests == list(FILES)
     check_stored(what, cache)
 
 
@@ -328,7 +329,7 @@ import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from quped.data import mnist
+from quped.data.datasets import mnist
 from quped.data.download.fetch import fetch
 from quped.data.download.recipe import Layout
 from quped.data.download.sources import Url
@@ -348,7 +349,7 @@ def test_two_processes_at_once(server: Server, cache: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0]
     assert "already in" in outputs[0]
     assert "stored in" in outputs[1]
-    assert server.asked == list(FILES)
+    assert server.requests == list(FILES)
     check_stored(recipe(), cache)
 
 
@@ -376,4 +377,4 @@ def test_partly_placed_layout_goes_first(tmp_path: Path, server: Server) -> None
     layouts = replace(binary, routes=((archive,),)), replace(png, routes=(parts,))
     with pytest.raises(DataError):
         said(replace(cifar10.CIFAR10, layouts=layouts), raw)
-    assert server.asked[: len(png.files)] == [*png.files[1:], "binary.tar.gz"]
+    assert server.requests[: len(png.files)] == [*png.files[1:], "binary.tar.gz"]

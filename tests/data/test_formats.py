@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import raw_files
 
-from quped.data import ag_news, cifar10, femnist, idx, mnist
+from quped.data.datasets import ag_news, cifar10, femnist, idx, mnist
 from quped.data.download.sources import Files
 from quped.errors import DataError
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from quped.data import Subset, store
+from quped.data import Subset
 from quped.data.batches import draw
 from quped.data.datasets.images import PAD, ImageSamples, flipped_and_shifted
+from quped.data.download import store
 
 IMAGES = torch.randint(1, 256, (40, 3, 12, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 MEAN, STD = (0.5, 0.25, 0.125), (0.5, 0.25, 0.5)

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from quped.data import Subset, store, text
+from quped.data import Subset
+from quped.data.datasets import text
 from quped.data.datasets.text import TextSamples
+from quped.data.download import store
 from quped.models.text import TextClassifier
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from quped.data import cifar10, mnist
+from quped.data.datasets import cifar10, mnist
 from quped.data.download.sources import Files
 
 
