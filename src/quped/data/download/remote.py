@@ -1,0 +1,60 @@
+"""A data set that can be downloaded: its description, the forms in which it is published, and how it is loaded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from quped.data.download.sources import Download, Files
+from quped.data.download.store import Tensors, stored_file
+from quped.data.samples import Dataset
+
+Route = tuple[Download, ...]
+"""Downloads that together hold all files of a layout."""
+
+
+class DatasetInfo(NamedTuple):
+    """Facts for a user who decides whether to fetch a data set."""
+
+    content: str
+    samples: str
+    megabytes: float
+    """Size in the cache."""
+    licence: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One form in which a data set is published: its files, their decoder, and the routes to them."""
+
+    files: tuple[str, ...]
+    decode: Callable[[Files], Tensors]
+    """Raises DataError for files that are not in the expected format."""
+    routes: tuple[Route, ...]
+    checksum: str | None = None
+    """The `store.checksum` of the published data; None where the files may differ between users."""
+
+    @property
+    def archives(self) -> list[str]:
+        """The downloads that are archives: a user may have placed one as it came."""
+        return [d.file for route in self.routes for d in route if d.file.endswith((".tar.gz", ".tgz"))]
+
+
+@dataclass(frozen=True)
+class RemoteDataset:
+    """A data set that is fetched once and stored in the cache."""
+
+    name: str
+    info: DatasetInfo
+    layouts: tuple[Layout, ...]
+    build: Callable[[Path], Dataset]
+    """Makes the data set from its stored file."""
+
+    @property
+    def file(self) -> Path:
+        """The stored file."""
+        return stored_file(self.name)
+
+    def load(self) -> Dataset:
+        """Return the data set from the cache; its samples are mapped, not copied, into memory."""
+        return self.build(self.file)
