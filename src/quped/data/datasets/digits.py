@@ -3,11 +3,12 @@
 import numpy as np
 import torch
 
+from quped._extras import extra
 from quped._rng import generator
-from quped.data.download.recipe import About
+from quped.data.download.remote import DatasetInfo
 from quped.data.samples import Dataset, TensorSamples
 
-ABOUT = About("handwritten digits, 8x8", "1,442 + 355", 0.5, "CC BY 4.0")
+INFO = DatasetInfo("digits, 8x8", "1,442 + 355", 0.5, "CC BY 4.0")
 
 MEAN, STD = 4.88, 6.02
 """Of the pixels, which go from 0 to 16."""
@@ -18,7 +19,8 @@ TEST_SHARE = 5
 
 def digits() -> Dataset:
     """Load the data set, normalised, with a fixed split: a fifth of each class, at random, for testing."""
-    from sklearn.datasets import load_digits  # here, because it would slow the start of every command by a second
+    with extra("data"):
+        from sklearn.datasets import load_digits  # here, because it would slow the start of every command by a second
 
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(((pixels - MEAN) / STD).astype(np.float32).reshape(-1, 1, 8, 8))

