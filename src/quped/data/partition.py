@@ -1,10 +1,9 @@
-"""Who gets which samples: by class, by writer, by a Dirichlet draw, or at random.
+"""The partition of a data set among clients: by class, by writer, by a Dirichlet draw, or at random.
 
-A partition in one word is `classes=4`, `dirichlet=0.3`, `writers=3` or `iid`: see `split`.
+A scheme names a partition in one word: `classes=4`, `dirichlet=0.3`, `writers=3` or `iid`. See `split`.
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +11,21 @@ from numpy.typing import NDArray
 
 from quped._rng import generator
 from quped.data.samples import Dataset
-from quped.errors import DataError, InvalidValueError, check, check_number, number
+from quped.errors import DataError, InvalidValueError, check, check_whole, number
 
 Indices = NDArray[np.int64]
 
 TEST_FRACTION = 0.1
-"""The part of each writer's samples that a partition by writer keeps for testing."""
+"""The share of each writer's samples that a partition by writer keeps for testing."""
 
-NUMBERS: dict[str, Callable[[str], float]] = {"classes": int, "dirichlet": float, "writers": int}
+DRAWS = 100
+"""Dirichlet draws before a partition is refused."""
+
+FAR_MISS = 50
+"""Clients without samples in a Dirichlet draw that leave no hope for another.
+
+Empty clients occur nearly independently, so that with 50 expected the chance of none is about e^-50.
+"""
 
 
 class Share(NamedTuple):
@@ -41,9 +47,9 @@ def by_classes(
     (Where clients * classes_per_client is no multiple of the number of classes, some classes go to one client more.)
     A class's samples are dealt evenly among its clients; every sample is given to exactly one.
     """
+    check_clients(clients, train_labels, test_labels)
     classes = np.unique(train_labels)
-    check_number("number of clients", clients, 1)
-    check_number("number of classes per client", classes_per_client, 1, len(classes))
+    check_whole("number of classes per client", classes_per_client, 1, len(classes))
     if clients * classes_per_client < len(classes):
         raise DataError(
             f"{clients} clients with {classes_per_client} classes each cannot share out {len(classes)} classes: "
@@ -56,25 +62,25 @@ def by_classes(
 def assign_classes(
     classes: Indices, clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> dict[int, list[int]]:
-    """Return, for each class, the clients that get it: equally many for each class, distinct within a client."""
+    """Return the clients that get each class: equally many for every class, distinct classes for every client."""
     if classes_per_client == len(classes):
         return {int(c): list(range(clients)) for c in classes}
     slots = clients * classes_per_client
     extra = rng.permutation(classes)[: slots % len(classes)]
     cards = np.concatenate([np.repeat(classes, slots // len(classes)), extra])
     hands = rng.permutation(cards).reshape(clients, classes_per_client)
-    while not without_pairs(hands, rng):
+    while not exchange_duplicates(hands, rng):
         hands = rng.permutation(cards).reshape(clients, classes_per_client)
     return {int(c): [i for i in range(clients) if c in hands[i]] for c in classes}
 
 
-def without_pairs(hands: Indices, rng: np.random.Generator) -> bool:
-    """Exchange cards that a client holds twice with random others, where that helps both; say whether none is left.
+def exchange_duplicates(hands: Indices, rng: np.random.Generator) -> bool:
+    """Exchange classes that a client holds twice with random other cards; return whether no duplicate is left.
 
-    Random exchanges may lead nowhere, so their number is limited: then the cards are dealt anew.
+    Random exchanges can get stuck, so their number is limited. The caller then deals the cards again.
     """
     clients, size = hands.shape
-    client = 0  # exchanges give no one a double: those before the first client with one stay without
+    client = 0  # no exchange makes a duplicate, so that clients before this one stay without
     for _ in range(100 * hands.size):
         while client < clients and len(set(hands[client])) == size:
             client += 1
@@ -111,31 +117,42 @@ def by_dirichlet(
 ) -> list[Share]:
     """Split each class among the clients in proportions from Dirichlet(alpha), the same for training and testing.
 
-    Small alpha: few classes per client; large alpha: near IID. Drawn anew, at most 100 times, until every client has
-    a training and a test sample.
+    Small alpha: few classes per client; large alpha: near IID. The draw is repeated, at most DRAWS times, until every
+    client has a training and a test sample.
     """
-    check_number("number of clients", clients, 1)
-    check(0 < number(alpha) < math.inf, "alpha of a Dirichlet partition", "above 0 and finite", alpha)
-    for _ in range(100):
-        parts: list[tuple[list[Indices], list[Indices]]] = [([], []) for _ in range(clients)]
-        for label in np.unique(train_labels):
+    check_clients(clients, train_labels, test_labels)
+    check_alpha(alpha)
+    members = [[np.flatnonzero(labels == c) for labels in (train_labels, test_labels)] for c in np.unique(train_labels)]
+    for _ in range(DRAWS):
+        # Nobody, here `clients`, owns the test samples of a class without training samples.
+        owners = np.full(len(train_labels), clients), np.full(len(test_labels), clients)
+        for halves in members:
             cuts = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1]
-            for which, labels in enumerate((train_labels, test_labels)):
-                shuffled = rng.permutation(np.flatnonzero(labels == label))
-                for client, chunk in enumerate(np.split(shuffled, np.rint(cuts * len(shuffled)).astype(int))):
-                    parts[client][which].append(chunk)
-        shares = [Share(join(train), join(test)) for train, test in parts]
-        if all(len(s.train) and len(s.test) for s in shares):
-            return shares
+            for owner, indices in zip(owners, halves, strict=True):
+                shuffled = rng.permutation(indices)
+                ends = np.rint(cuts * len(shuffled)).astype(int)
+                owner[shuffled] = np.repeat(np.arange(clients), np.diff(ends, prepend=0, append=len(shuffled)))
+        train, test = (np.bincount(owner, minlength=clients)[:clients] for owner in owners)
+        empty = np.count_nonzero((train == 0) | (test == 0))
+        if empty == 0:
+            return [Share(*halves) for halves in zip(*(by_owner(owner, clients) for owner in owners), strict=True)]
+        if empty > FAR_MISS:
+            break
     raise DataError(
-        f"No Dirichlet({alpha:g}) partition among {clients} clients gave each a training and a test sample: "
+        f"A Dirichlet({alpha:g}) partition among {clients} clients leaves some without a training or a test sample: "
         "use a larger alpha or fewer clients."
     )
 
 
+def by_owner(owner: Indices, clients: int) -> list[Indices]:
+    """Return the samples of each client in the order of the data set, given the owner of each sample."""
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.searchsorted(owner[order], np.arange(1, clients + 1)))[:-1]
+
+
 def iid(train_labels: Indices, test_labels: Indices, clients: int, rng: np.random.Generator) -> list[Share]:
     """Deal all samples at random, evenly."""
-    check_number("number of clients", clients, 1)
+    check_clients(clients, train_labels, test_labels)
     halves = [np.array_split(rng.permutation(len(labels)), clients) for labels in (train_labels, test_labels)]
     return checked([Share(np.sort(train), np.sort(test)) for train, test in zip(*halves, strict=True)])
 
@@ -143,19 +160,19 @@ def iid(train_labels: Indices, test_labels: Indices, clients: int, rng: np.rando
 def by_writer(
     writers: Indices, clients: int, writers_per_client: int, test_fraction: float, rng: np.random.Generator
 ) -> list[Share]:
-    """Give each client all samples of `writers_per_client` random writers; a part of each writer's is for testing.
+    """Give each client all samples of `writers_per_client` random writers, a part of each writer's for testing.
 
-    Both kinds of indices point into the one set that `writers` describes. Of n samples, the whole part of
-    n * (1 - test_fraction) is for training, at least one.
+    Training and test indices point into the one pool that `writers` describes. Of a writer's n samples,
+    floor(n * (1 - test_fraction)) are for training, and at least one.
     """
-    check_number("number of clients", clients, 1)
-    check_number("number of writers per client", writers_per_client, 1)
+    check_whole("number of clients", clients, 1)
+    check_whole("number of writers per client", writers_per_client, 1)
     check(0 < number(test_fraction) < 1, "test fraction", "between 0 and 1", test_fraction)
     known = np.unique(writers)
     if clients * writers_per_client > len(known):
         raise DataError(
-            f"{clients} clients with {writers_per_client} writers each need {clients * writers_per_client} writers; "
-            f"the data has {len(known)}."
+            f"{clients} clients with {writers_per_client} writers each need {clients * writers_per_client} writers but "
+            f"the data has {len(known)}: use fewer clients or fewer writers per client."
         )
     chosen = rng.permutation(known)[: clients * writers_per_client].reshape(clients, writers_per_client)
     shares = []
@@ -175,6 +192,21 @@ def join(parts: list[Indices]) -> Indices:
     return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
 
+def check_clients(clients: int, train_labels: Indices, test_labels: Indices) -> None:
+    """Refuse more clients than there are samples for."""
+    check_whole("number of clients", clients, 1)
+    if clients > min(len(train_labels), len(test_labels)):
+        raise DataError(
+            f"{clients} clients need a training and a test sample each, but the data set has {len(train_labels)} and "
+            f"{len(test_labels)}: use fewer clients."
+        )
+
+
+def check_alpha(alpha: float) -> None:
+    """Refuse an alpha for which there is no Dirichlet distribution."""
+    check(0 < number(alpha) < math.inf, "alpha of a Dirichlet partition", "above 0 and finite", alpha)
+
+
 def checked(shares: list[Share]) -> list[Share]:
     """Refuse a partition that leaves a client without samples."""
     for i, share in enumerate(shares):
@@ -187,7 +219,7 @@ def checked(shares: list[Share]) -> list[Share]:
 
 
 def split(dataset: Dataset, scheme: str, clients: int, seed: int) -> list[Share]:
-    """Partition a data set among clients as the scheme says, at random from the seed."""
+    """Partition a data set among clients by a scheme, at random from the seed."""
     kind, value = parsed(scheme)
     rng = generator(seed, "partition")
     if dataset.writers is not None:
@@ -211,10 +243,15 @@ def parsed(scheme: str) -> tuple[str, float]:
     """Read a scheme as its kind and its number (0 for iid, which has none)."""
     if scheme == "iid":
         return scheme, 0
-    kind, _, number = scheme.partition("=")
+    kind, _, text = scheme.partition("=")
     try:
-        return kind, NUMBERS[kind](number)
+        value = {"classes": int, "dirichlet": float, "writers": int}[kind](text)
     except (KeyError, ValueError):
         raise InvalidValueError(
             f"The partition must be classes=N, dirichlet=ALPHA, writers=N or iid, got {scheme!r}."
         ) from None
+    if kind == "dirichlet":
+        check_alpha(value)
+    else:
+        check_whole(f"number of {kind} per client", value, 1)
+    return kind, value
