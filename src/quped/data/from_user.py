@@ -1,4 +1,4 @@
-"""Data that a user gives: whatever it is, checked, as `Samples`."""
+"""Data from a user, in any of several forms, checked and made into `Samples`."""
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
@@ -8,24 +8,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from quped._rng import torch_seeded
 from quped.data.samples import Samples, TensorSamples
 from quped.errors import DataError
 from quped.typing import Batch
 
-INTEGERS = (*(torch.uint8, torch.uint16, torch.uint32), *(torch.int8, torch.int16, torch.int32, torch.int64))
+INTEGERS = {torch.uint8, torch.uint16, torch.uint32, torch.int8, torch.int16, torch.int32, torch.int64}
 
-Pair = tuple[Tensor | NDArray[np.generic], Tensor | NDArray[np.generic]]
+Array = Tensor | NDArray[Any]
 
-Data = Samples | Pair | torch.utils.data.Dataset[Any]
-"""What a user may call data."""
+Data = Samples | tuple[Array | tuple[Array, ...], Array] | list[tuple[Any, ...]] | torch.utils.data.Dataset[Any]
+"""The data of a client: `(inputs, labels)`, `((input, ...), labels)` for networks with several inputs, a list of
+samples, a PyTorch data set, or an object with the methods of `Samples`."""
 
 
 @dataclass(frozen=True)
 class TorchSamples:
-    """Samples of a PyTorch data set, fetched one by one when they are asked for."""
+    """Samples of a PyTorch data set, which is asked for them one by one."""
 
     dataset: torch.utils.data.Dataset[Any] = field(repr=False)
     labels: Tensor = field(repr=False)
@@ -35,20 +36,21 @@ class TorchSamples:
         return len(self.labels)
 
     def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
-        """Return samples by their index. What is random in the data set follows PyTorch's generator."""
-        *inputs, labels = default_collate([self.dataset[i] for i in indices.tolist()])
-        return Batch(tuple(usual_float(part) for part in inputs), labels.long())
+        """Return samples by their index. Random transforms of the data set follow PyTorch's generator."""
+        inputs, labels = inputs_and_label(default_collate([self.dataset[i] for i in indices.tolist()]))
+        return Batch(tuple(default_float(part) for part in inputs), labels.long())
 
 
 def as_samples(data: Data, what: str) -> Samples:
-    """Take a user's `(inputs, labels)`, PyTorch data set, or anything that already is `Samples`; check it.
-
-    `what` names the data in errors, such as "training data of client 'phone'".
-    """
-    if type(data) is TensorSamples:  # not of a subclass, which may change what it gives
+    """Return the data of a user as `Samples`, checked; `what` names it, as in "training data of client 'phone'"."""
+    if isinstance(data, DataLoader):
+        raise DataError(f"The {what} are a DataLoader, but training draws its own batches: pass loader.dataset.")
+    if type(data) is TensorSamples:  # a subclass may return something else
         data = (data.inputs, data.labels)
-    elif type(data) is TensorDataset and len(data.tensors) == 2:
-        data = data.tensors
+    elif type(data) is TensorDataset and len(data.tensors) > 1:
+        data = (data.tensors[:-1], data.tensors[-1])
+    elif isinstance(data, list) and data and all(is_sample(item) for item in data):
+        data = stacked(data, what)
     if isinstance(data, tuple | list):
         samples: Samples = from_pair(data, what)
     elif all(hasattr(data, name) for name in ("labels", "batch", "__len__")):
@@ -64,8 +66,6 @@ def as_samples(data: Data, what: str) -> Samples:
             f"The {what} must be a pair (inputs, labels), a PyTorch data set, or have labels, batch() and a length, "
             f"got {data!r:.80}."
         )
-    if isinstance(samples, TensorSamples) and not bool(samples.inputs.isfinite().all()):
-        raise DataError(f"The inputs of the {what} hold NaN or infinity: clean them before training.")
     if len(samples) == 0:
         raise DataError(f"The {what} are empty: a client needs at least one sample.")
     if int(samples.labels.min()) < 0:
@@ -75,69 +75,116 @@ def as_samples(data: Data, what: str) -> Samples:
 
 
 def check_batch(samples: Samples, what: str) -> None:
-    """Draw a batch, as training does, and check that it is one."""
+    """Draw a batch, as training does, and check its form."""
     indices = torch.tensor([0, len(samples) - 1])
     try:
         with torch_seeded(0, "check"):  # so that a random data set leaves the user's generator alone
             batch: object = samples.batch(indices, np.random.default_rng(0))
-    except Exception as error:  # whatever a user's samples do
+    except Exception as error:  # a user's code may raise anything
         raise DataError(f"No batch can be drawn from the {what}: {type(error).__name__}: {error}") from error
     inputs: object = batch.inputs if isinstance(batch, Batch) else None
     tensors = isinstance(inputs, tuple) and all(isinstance(part, Tensor) for part in inputs)
     if not isinstance(batch, Batch) or not tensors or len(batch.inputs) == 0:
         raise DataError(f"A batch of the {what} must be a Batch((input, ...), labels) of tensors, got {batch!r:.80}.")
-    asked = samples.labels[indices]
-    if not isinstance(batch.labels, Tensor) or not torch.equal(batch.labels, asked):
+    expected = samples.labels[indices]
+    if not isinstance(batch.labels, Tensor) or not torch.equal(batch.labels, expected):
         raise DataError(
-            f"A batch of the {what} has the labels {batch.labels!r:.80} where `labels` has {asked}: "
+            f"A batch of the {what} has the labels {batch.labels!r:.80} where `labels` has {expected}: "
             "they must be the same, in the same order."
         )
 
 
-def from_pair(data: Sequence[object], what: str) -> TensorSamples:
-    """Take a user's inputs and labels as tensors."""
-    if len(data) != 2:
-        raise DataError(f"The {what} must be a pair (inputs, labels), got {len(data)} things.")
+def is_sample(item: object) -> bool:
+    """Return whether an item of a list is one sample, `(input, ..., label)` or `((input, ...), label)`."""
+    if not isinstance(item, tuple) or len(item) < 2:
+        return False
+    first = item[0][0] if isinstance(item[0], tuple) and item[0] else item[0]
+    return isinstance(first, Tensor | np.ndarray)
+
+
+def inputs_and_label(item: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
+    """Take apart a sample, or a batch, `(input, ..., label)` or `((input, ...), label)`."""
+    *inputs, label = item
+    if len(inputs) == 1 and isinstance(inputs[0], tuple | list):
+        inputs = list(inputs[0])
+    return tuple(inputs), label
+
+
+def stacked(items: list[tuple[Any, ...]], what: str) -> tuple[tuple[Any, ...], Any]:
+    """Stack a list of samples."""
     try:
-        # Arrays that are read backwards, or may not be written to, are copied: tensors cannot be such.
-        arrays = [np.require(part, requirements=("C", "W")) if isinstance(part, np.ndarray) else part for part in data]
-        inputs, labels = (torch.as_tensor(part) for part in arrays)
+        return inputs_and_label(default_collate(items))
     except (TypeError, ValueError, RuntimeError) as error:
-        several = " For several inputs, see `quped.data.Samples`." if isinstance(data[0], tuple | list) else ""
-        raise DataError(f"The {what} must be tensors or arrays of numbers: {error}.{several}") from error
-    inputs, labels = usual_float(inputs), class_numbers(labels, what)
-    if inputs.dim() == 0:
-        raise DataError(f"The inputs of the {what} must have a row for each sample, got a single number.")
-    if len(inputs) != len(labels):
-        raise DataError(f"The {what} have {len(inputs)} inputs but {len(labels)} labels.")
+        raise DataError(
+            f"The samples of the {what} cannot be stacked: {error}. Bring all inputs to one shape, for example with "
+            "torch.nn.utils.rnn.pad_sequence."
+        ) from error
+
+
+def from_pair(data: Sequence[Any], what: str) -> TensorSamples:
+    """Make samples of inputs and labels."""
+    if len(data) != 2:
+        raise DataError(
+            f"The {what} must be a pair (inputs, labels), got {len(data)} things. Several inputs go into a tuple, "
+            "((input, ...), labels); single samples are stacked, (torch.stack(inputs), torch.tensor(labels))."
+        )
+    several = isinstance(data[0], tuple) and all(isinstance(part, Tensor | np.ndarray) for part in data[0])
+    stack = "stack a list of tensors with torch.stack"
+    inputs = tuple(as_tensor(part, f"inputs of the {what}", stack) for part in (data[0] if several else data[:1]))
+    inputs = tuple(default_float(part) for part in inputs)
+    labels = class_numbers(as_tensor(data[1], f"labels of the {what}", "number the classes from 0"), what)
+    for part in inputs:
+        if part.dim() == 0:
+            raise DataError(f"The inputs of the {what} must have a row for each sample, got a single number.")
+        if len(part) != len(labels):
+            raise DataError(f"The {what} have {len(part)} inputs but {len(labels)} labels.")
+        if not bool(part.isfinite().all()):
+            raise DataError(f"The inputs of the {what} hold NaN or infinity: clean them before training.")
     return TensorSamples(inputs, labels)
 
 
+def as_tensor(values: Any, what: str, remedy: str) -> Tensor:
+    """Return a user's numbers as a tensor."""
+    try:
+        if isinstance(values, np.ndarray):  # a tensor cannot share memory that is read-only or read backwards
+            values = np.require(values, requirements=("C", "W"))
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"The {what} must be tensors or arrays of numbers ({error}): {remedy}.") from error
+
+
 def from_torch(data: torch.utils.data.Dataset[Any], what: str) -> Samples:
-    """Take a user's PyTorch data set. Its labels are read once, and so are all of its samples."""
-    found = []
+    """Make samples of a PyTorch data set. It is read once, for its labels and to check its inputs."""
+    if isinstance(data, IterableDataset):
+        raise DataError(f"The {what} are an IterableDataset, without a length and an order: pass list(dataset).")
+    labels = []
     try:
         with torch_seeded(0, "labels"):
             for i in range(len(cast(Sized, data))):
                 item = data[i]
-                found.append(item[-1])
-                if not all(bool(torch.as_tensor(part).isfinite().all()) for part in item[:-1]):
+                if not isinstance(item, tuple | list):
+                    raise TypeError(f"item {i} is a {type(item).__name__}")
+                inputs, label = inputs_and_label(item)
+                labels.append(label)
+                if not all(bool(torch.as_tensor(part).isfinite().all()) for part in inputs):
                     raise DataError(f"Sample {i} of the {what} holds NaN or infinity: clean it before training.")
-        labels = default_collate(found) if found else torch.zeros(0, dtype=torch.long)
+        numbers = default_collate(labels) if labels else torch.zeros(0, dtype=torch.long)
     except DataError:
         raise
-    except Exception as error:  # whatever a user's data set does
+    except Exception as error:  # a user's code may raise anything
         raise DataError(
             f"The {what} must have a length, and items (input, ..., label) of tensors or numbers: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}. Wrap it in a Dataset that returns such items."
         ) from error
-    return TorchSamples(data, class_numbers(labels, what))
+    return TorchSamples(data, class_numbers(numbers, what))
 
 
 def class_numbers(labels: object, what: str) -> Tensor:
-    """Return labels as int64, if class numbers is what they are."""
+    """Return labels as int64, after a check that they are class numbers."""
     if not isinstance(labels, Tensor):
-        raise DataError(f"The labels of the {what} must be class numbers, got {labels!r:.80}.")
+        raise DataError(
+            f"The labels of the {what} must be class numbers, got {labels!r:.80}: give one integer for each sample."
+        )
     if labels.dim() == 1 and labels.dtype in INTEGERS:
         return labels.long()
     remedy = "convert them to integers"
@@ -154,6 +201,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def usual_float(inputs: Tensor) -> Tensor:
-    """Return numbers with a point in the type that networks have; others as they are."""
+def default_float(inputs: Tensor) -> Tensor:
+    """Return floating-point numbers in the type of the networks' weights, and other numbers as they are."""
     return inputs.to(torch.get_default_dtype()) if inputs.is_floating_point() else inputs

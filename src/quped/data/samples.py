@@ -1,4 +1,4 @@
-"""What a data set looks like to the rest of the package."""
+"""Samples and data sets, in the form that the rest of the package uses."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -29,9 +29,9 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class TensorSamples:
-    """Samples that are rows of a tensor in memory."""
+    """Samples that are rows of tensors in memory: of one, or of several for networks with several inputs."""
 
-    inputs: Tensor = field(repr=False)
+    inputs: Tensor | tuple[Tensor, ...] = field(repr=False)
     labels: Tensor = field(repr=False)
 
     def __len__(self) -> int:
@@ -40,12 +40,13 @@ class TensorSamples:
 
     def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
         """Return the rows at `indices`."""
-        return Batch((self.inputs[indices],), self.labels[indices])
+        inputs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
+        return Batch(tuple(part[indices] for part in inputs), self.labels[indices])
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some samples of a larger set, which is not copied."""
+    """Some samples of a larger set, without a copy."""
 
     whole: Samples
     indices: Tensor = field(repr=False)
@@ -76,4 +77,4 @@ class Dataset:
     """Channels, height and width of images; the size of the vocabulary of texts."""
     class_names: tuple[str, ...] = ()
     writers: NDArray[np.int64] | None = None
-    """Who wrote each sample. If known, `train` and `test` are one pool that is partitioned by writer."""
+    """The writer of each sample. If known, `train` and `test` are one pool that is partitioned by writer."""
