@@ -10,7 +10,7 @@ import quped
 ROOT = Path(quped.__file__).parent
 
 LAYERS = (
-    {"typing", "errors", "_rng", "_cache", "_vmap", "_losses", "_files"},
+    {"typing", "errors", "_rng", "_cache", "_vmap", "_losses", "_files", "_extras"},
     {"_tree", "_native"},
     {"quant"},
     {"models", "data"},
@@ -30,7 +30,6 @@ LAYERS = (
 
 ONLY_IN = {
     "sklearn": {"data"},
-    "pooch": {"data"},
     "requests": {"data"},
     "PIL": {"data"},
     "pydantic": {"experiments", "paper"},

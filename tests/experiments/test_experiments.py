@@ -174,3 +174,13 @@ def test_an_experiment_is_frozen(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("data = 1")
     with pytest.raises(InvalidValueError, match=r"x.toml has 2 mistakes:\n  data: .*\n  clients: is missing"):
         load(tmp_path / "x.toml")
+
+
+def test_data_set_and_partition_are_checked_with_the_file() -> None:
+    """A data set may be written with a hyphen; wrong names and numbers are reported together."""
+    experiment = validate(minimal(data={"name": "ag-news", "partition": "dirichlet=0.3"}), "test")
+    assert experiment.data.name == "ag_news"
+    with pytest.raises(InvalidValueError) as caught:
+        validate(minimal(data={"name": "ag-new", "partition": "dirichlet=-1"}), "test")
+    assert "Did you mean 'ag_news'" in str(caught.value)
+    assert "above 0 and finite, got -1" in str(caught.value)

@@ -10,8 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from quped._cache import cache_folder
-from quped.data.datasets import DATASETS, REMOTE, dataset_name
-from quped.data.datasets.digits import INFO as DIGITS
+from quped.data.datasets import DATASETS, REMOTE, dataset_name, digits
 from quped.data.download.fetch import fetch as fetch_data
 from quped.data.download.remote import DatasetInfo, RemoteDataset
 from quped.data.download.store import read
@@ -29,7 +28,7 @@ NARROW = 75
 def list_() -> None:
     """List the data sets with their size, source and licence."""
     console = Console(highlight=False)
-    rows = {"digits": (DIGITS, "yes", "scikit-learn")} | {name: state(dataset) for name, dataset in REMOTE.items()}
+    rows = {"digits": (digits.INFO, "yes", "scikit-learn")} | {name: state(dataset) for name, dataset in REMOTE.items()}
     samples = console.width >= NARROW
     sizes = table("name", "content", *(["samples"] if samples else []), "MB", "stored")
     sizes.columns[-2].justify = "right"

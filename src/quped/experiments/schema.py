@@ -22,7 +22,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import nn
 
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
-from quped.data.datasets import DATASETS
+from quped.data.datasets import dataset_name
 from quped.data.partition import parsed
 from quped.errors import InvalidValueError, did_you_mean
 from quped.models import build
@@ -39,13 +39,6 @@ def known_bits(bits: int) -> int:
     if bits not in BITS:
         raise ValueError("must be one of 1..8 or 32")
     return bits
-
-
-def known_dataset(name: str) -> str:
-    """Accept the name of a data set."""
-    if name not in DATASETS:
-        raise ValueError(f"is no data set. {did_you_mean(name, DATASETS)}")
-    return name
 
 
 def known_partition(scheme: str) -> str:
@@ -94,7 +87,7 @@ class Section(BaseModel):
 class Data(Section):
     """The data set, and who gets what."""
 
-    name: Annotated[str, AfterValidator(known_dataset)]
+    name: Annotated[str, AfterValidator(dataset_name)]
     partition: Annotated[str, AfterValidator(known_partition)]
     """Who gets what: `classes=N`, `dirichlet=ALPHA`, `writers=N` or `iid`."""
     evaluate_on: Literal["test", "validation"] = "test"

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from quped.data.datasets import digits
 from quped.data.datasets.ag_news import AG_NEWS
 from quped.data.datasets.cifar10 import CIFAR10
-from quped.data.datasets.digits import digits
 from quped.data.datasets.femnist import FEMNIST
 from quped.data.datasets.mnist import FASHION_MNIST, MNIST
 from quped.data.download.remote import RemoteDataset
@@ -14,7 +14,7 @@ from quped.errors import InvalidValueError, did_you_mean
 REMOTE: dict[str, RemoteDataset] = {d.name: d for d in (MNIST, FEMNIST, CIFAR10, AG_NEWS, FASHION_MNIST)}
 """Data sets that are fetched once and stored."""
 
-DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits} | {name: d.load for name, d in REMOTE.items()}
+DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits.digits} | {name: d.load for name, d in REMOTE.items()}
 """All data sets: call one to load it."""
 
 
