@@ -26,7 +26,7 @@ def drawn(round_: int, *, batches_per_step: int = 1, seed: int = 0, client: str 
 
 
 def test_every_sample_once_before_any_twice() -> None:
-    """12 of 10 samples are drawn in a round: passes go on through rounds."""
+    """A round draws 12 of 10 samples, so that passes continue through rounds."""
     labels = np.array([drawn(r) for r in range(5)]).reshape(-1, 10)
     assert all(sorted(row) == list(range(10)) for row in labels.tolist())
 
@@ -40,7 +40,7 @@ def test_rounds_can_be_drawn_in_any_order() -> None:
 
 
 def test_draws_of_a_step_are_independent() -> None:
-    """The first draw is that of an algorithm with one draw; the second is another permutation."""
+    """The first equals the only draw of other algorithms; the second is another permutation."""
     both = drawn(0, batches_per_step=2)
     assert both[::2] == drawn(0)
     assert both[1::2] != drawn(0)

@@ -1,4 +1,4 @@
-"""The real data sets, from wherever they can be had. Run with `pytest -m download`."""
+"""The real data sets, from any of their sources. Run with `pytest -m download`."""
 
 import os
 import time
@@ -55,7 +55,7 @@ def test_cifar10(cache: Path) -> None:
 
 
 def test_femnist() -> None:
-    """66 clients have the paper's sizes, whatever the seed. (QMNIST's labels may be in the folder QUPED_DATA.)"""
+    """66 clients have the paper's sizes at every seed. (QMNIST's labels may be in the folder QUPED_DATA.)"""
     folder = os.environ.get("QUPED_DATA")
     fetch(FEMNIST, Path(folder) if folder else None, print)
     for seed in range(20):

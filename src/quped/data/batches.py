@@ -1,4 +1,4 @@
-"""Batches as a function of (seed, client, round): the same whichever process asks, and in whichever order."""
+"""Batches as a function of (seed, client, round), independent of the process and of the order of calls."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ from quped.typing import Batch
 
 
 def stream(seed: int, client: str, source: int, samples: int, first: int, count: int) -> NDArray[np.int64]:
-    """Return `count` positions of an endless stream, from `first` on, that passes through the samples again and again.
+    """Return `count` positions, from `first` on, of an endless stream of passes through the samples.
 
-    Every pass is a new permutation, so that each sample is seen once before any is seen twice. `source` tells
-    independent streams of one client apart.
+    Every pass is a new permutation, so that each sample is seen once before any is seen twice. A client has one
+    independent stream for each `source`.
     """
     parts = []
     for epoch in range(first // samples, (first + count - 1) // samples + 1):
@@ -35,7 +35,7 @@ def draw(
     batch_size: int,
     batches_per_step: int,
 ) -> Iterator[tuple[Batch, ...]]:
-    """Yield the batches of one client's round, whose first step is the `first` one of the run.
+    """Yield the batches of one client's round, whose first step has the number `first` in the run.
 
     For each step, a tuple of `batches_per_step` independent batches.
     """

@@ -45,7 +45,7 @@ def by_classes(
     """Give each client `classes_per_client` random classes, and each class to the same number of clients.
 
     (Where clients * classes_per_client is no multiple of the number of classes, some classes go to one client more.)
-    A class's samples are dealt evenly among its clients; every sample is given to exactly one.
+    A class's samples are dealt evenly among its clients; every sample goes to exactly one.
     """
     check_clients(clients, train_labels, test_labels)
     classes = np.unique(train_labels)
@@ -145,7 +145,7 @@ def by_dirichlet(
 
 
 def by_owner(owner: Indices, clients: int) -> list[Indices]:
-    """Return the samples of each client in the order of the data set, given the owner of each sample."""
+    """Return the samples of each client in the order of the data set, from the owner of each sample."""
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.searchsorted(owner[order], np.arange(1, clients + 1)))[:-1]
 

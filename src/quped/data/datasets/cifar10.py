@@ -31,9 +31,9 @@ TRAIN_JSON, TEST_JSON = "train_lables.json", "test_lables.json"
 PNG_FILES = (*(f"{batch}.png" for batch in BATCHES), TRAIN_JSON, TEST_JSON)
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-"""As in the networks that others have trained and published for this data set, which are used as a warm start.
+"""As in the published networks for this data set that serve as a warm start.
 
-(STD is the mean of the images' standard deviations; that of all pixels is 0.247, 0.243, 0.262.)
+(STD is the mean of the images' standard deviations. All pixels together have 0.247, 0.243, 0.262.)
 """
 
 THINGS = "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"

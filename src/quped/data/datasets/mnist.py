@@ -1,4 +1,4 @@
-"""MNIST (LeCun, Cortes, Burges 1998) and Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): the same files, other pictures."""
+"""MNIST (LeCun, Cortes, Burges 1998) and Fashion-MNIST (Xiao, Rasul, Vollgraf 2017), in files of the same format."""
 
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ def decode(files: Files) -> Tensors:
 
 
 def build(name: str, mean: float, std: float, class_names: tuple[str, ...], file: Path) -> Dataset:
-    """Make the data set from its stored file; mean and standard deviation are those of the training pixels."""
+    """Make the data set from its stored file; mean and standard deviation belong to the training pixels."""
     train, test = (ImageSamples(file, half, (mean,), (std,)) for half in ("train", "test"))
     return Dataset(name, train, test, classes=10, input_shape=(1, 28, 28), class_names=class_names)
 

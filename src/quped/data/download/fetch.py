@@ -68,7 +68,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 def obtain(
     dataset: RemoteDataset, folder: Path | None, scratch: Path, say: Say, progress: Progress
 ) -> tuple[Tensors, str]:
-    """Try the sources in order; return the tensors, and the source that had them."""
+    """Try the sources in order; return the tensors, and the name of the source that worked."""
     failures = []
     placed: dict[Layout, Files] = {}
     if folder is not None:
