@@ -341,6 +341,7 @@ fetch(replace(mnist.MNIST, layouts=(Layout(mnist.FILES, mnist.decode, (urls,)),)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(server: Server, cache: Path) -> None:
     """One downloads, the other waits and finds it stored: each file is asked for once."""
     server.seconds = 0.3
