@@ -18,6 +18,7 @@ from filelock import FileLock
 from helpers import raw_files
 from helpers.offline import Server
 
+from quped._digest import tensor_digest
 from quped.data.datasets import cifar10, mnist
 from quped.data.download import store
 from quped.data.download.fetch import fetch
@@ -26,7 +27,7 @@ from quped.data.download.sources import Files, Npm, Url
 from quped.errors import DataError
 
 FILES = raw_files.mnist_files()
-CHECKSUM = store.checksum(mnist.decode(FILES))
+CHECKSUM = tensor_digest(mnist.decode(FILES))
 
 
 def sha(content: bytes) -> str:

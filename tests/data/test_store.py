@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from quped._cache import cache_folder
+from quped._digest import tensor_digest
 from quped.data.download import store
 from quped.errors import DataError
 
@@ -27,7 +28,7 @@ def test_round_trip(file: Path, cache: Path) -> None:
     stored = store.read(file)
     assert all(torch.equal(stored.tensors[name], tensor) for name, tensor in TENSORS.items())
     assert stored.source == "a test"
-    assert stored.checksum == store.checksum(TENSORS)
+    assert stored.checksum == tensor_digest(TENSORS)
     assert store.intact(file)
     assert list(cache.iterdir()) == [file] == [cache / "letters.safetensors"]
 
@@ -42,15 +43,15 @@ def test_tensors_are_mapped_not_copied(file: Path) -> None:
 
 def test_checksum_sees_names_types_shapes_and_bytes() -> None:
     """Any difference counts; the order of the dictionary does not."""
-    reference = store.checksum(TENSORS)
-    assert store.checksum(dict(reversed(TENSORS.items()))) == reference
+    reference = tensor_digest(TENSORS)
+    assert tensor_digest(dict(reversed(TENSORS.items()))) == reference
     variants = [
         {**TENSORS, "labels": TENSORS["labels"].int()},
         {**TENSORS, "labels": TENSORS["labels"].reshape(4, 5)},
         {**TENSORS, "labels": TENSORS["labels"] + 1},
         {"pixels": TENSORS["pixels"], "label": TENSORS["labels"]},
     ]
-    assert len({store.checksum(v) for v in variants} | {reference}) == 5
+    assert len({tensor_digest(v) for v in variants} | {reference}) == 5
 
 
 def test_missing_file_names_the_remedy(cache: Path) -> None:
@@ -93,7 +94,7 @@ def test_failed_write_leaves_the_old_file(file: Path, cache: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert store.intact(file)
-    assert store.read(file).checksum == store.checksum(TENSORS)
+    assert store.read(file).checksum == tensor_digest(TENSORS)
 
 
 def test_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from quped._digest import tensor_digest
 from quped._files import locked
 from quped.data.download import store
 from quped.data.download.remote import Layout, RemoteDataset
@@ -127,7 +128,7 @@ def downloaded(layout: Layout, downloads: list[Download], placed: Files, scratch
 def decoded(layout: Layout, files: Files) -> Tensors:
     """Read the raw files, and refuse data that differ from the published data set."""
     tensors = layout.decode(files)
-    if layout.checksum not in (None, store.checksum(tensors)):
+    if layout.checksum not in (None, tensor_digest(tensors)):
         raise DataError("the files can be read, but their content differs from the published data set")
     return tensors
 

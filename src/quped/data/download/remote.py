@@ -32,7 +32,7 @@ class Layout:
     """Raises DataError for files that are not in the expected format."""
     routes: tuple[Route, ...]
     checksum: str | None = None
-    """The `store.checksum` of the published data; None where the files may differ between users."""
+    """The digest of the published data; None where the files may differ between users."""
 
     @property
     def archives(self) -> list[str]:

@@ -1,6 +1,5 @@
 """The cache: one complete file per data set, memory-mapped so that all processes share one copy."""
 
-import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quped._cache import cache_folder
+from quped._digest import tensor_digest
 from quped._files import write_bytes
 from quped.errors import DataError
 
@@ -24,7 +24,7 @@ class Stored(NamedTuple):
     tensors: Tensors
     """Mapped into memory: read from the disk when first touched."""
     checksum: str
-    """The `checksum` of the tensors when they were written."""
+    """The digest of the tensors when they were written."""
     source: str
     """The origin of the data."""
 
@@ -34,18 +34,9 @@ def stored_file(name: str) -> Path:
     return cache_folder() / f"{name}.safetensors"
 
 
-def checksum(tensors: Tensors) -> str:
-    """Return the SHA-256 of all tensors with their names, types and shapes, independent of any file format."""
-    sha = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        sha.update(tensor.contiguous().numpy().data)
-    return sha.hexdigest()
-
-
 def write(file: Path, tensors: Tensors, source: str, scratch: Path) -> None:
     """Store tensors: `file` is replaced in one step, by way of the folder `scratch` on the same disk."""
-    metadata = {"format": FORMAT, "checksum": checksum(tensors), "source": source}
+    metadata = {"format": FORMAT, "checksum": tensor_digest(tensors), "source": source}
     # Not with safetensors' save_file: that hides the cause of a failed write, and only the owner can read its files.
     write_bytes(file, safetensors.torch.save(tensors, metadata), scratch)
 
@@ -74,4 +65,4 @@ def intact(file: Path) -> bool:
         stored = read(file)
     except DataError:
         return False
-    return checksum(stored.tensors) == stored.checksum
+    return tensor_digest(stored.tensors) == stored.checksum
