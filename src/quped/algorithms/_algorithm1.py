@@ -2,6 +2,10 @@
 
 `local`, `qupel` and `quped` are this step with different losses. With 32 bits there are no centers, and the step is
 plain SGD on x.
+
+`quped.optim.CenterQuant` takes the same step on the same maps of `quped.quant`. It has a text of its own because it
+changes a network in place, by any PyTorch optimizer, while this one is a pure function, as engines and vmap need it.
+Tests hold the two equal.
 """
 
 import math
@@ -25,11 +29,10 @@ from quped.quant import (
     descend_centers,
     initial_centers,
     place,
-    prox_centers,
-    prox_centers_exact,
     prox_weights,
     quantize,
     schedule_for,
+    step_centers,
 )
 from quped.typing import Clock, LossFn, ModelState, Params, Phase
 
@@ -131,7 +134,7 @@ def step(problem: Problem, learner: Learner, penalty: Params | None = None) -> t
         learner, value = step_weights(problem, learner, penalty)
         learner, assigned = pull_weights(problem, learner, lam)
         learner, h = center_gradient(problem, learner, assigned)
-    return step_centers(problem, learner, h, lam, assigned), value
+    return move_centers(problem, learner, h, lam, assigned), value
 
 
 def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:
@@ -201,15 +204,13 @@ def center_gradient(problem: Problem, learner: Learner, assigned: Params) -> tup
     return learner._replace(q_buffers=buffers), h
 
 
-def step_centers(problem: Problem, learner: Learner, h: Params, lam: Mapping[str, float], assigned: Params) -> Learner:
+def move_centers(problem: Problem, learner: Learner, h: Params, lam: Mapping[str, float], assigned: Params) -> Learner:
     """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c - eta_2 h); line 5."""
     x, c, hyper = learner.x.params, learner.c, problem.hyper
     if not hyper.update_centers:
         return learner
-    prox = prox_centers if hyper.center_prox == "linear" else prox_centers_exact
-    mu = {k: descend_centers(c[k], h[k], hyper.eta2, hyper.center_grad_clip) for k in c}
-    moved = {k: prox(mu[k], x[k], c[k], lam[k] * hyper.eta2, assigned[k]).sort(1).values for k in c}
-    return learner._replace(c=moved)
+    move = partial(step_centers, eta2=hyper.eta2, clip=hyper.center_grad_clip, center_prox=hyper.center_prox)
+    return learner._replace(c={k: move(c[k], h[k], x[k], assigned[k], lam=lam[k]) for k in c})
 
 
 def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from quped.errors import check, is_whole, number
-from quped.quant import MAX_BITS, PAPER, Assignment, LinearSchedule
+from quped.quant import MAX_BITS, PAPER, Assignment, CenterProx, LinearSchedule
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,11 @@ class Quantization:
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
     straight_through: bool = False
-    """x learns from f(Q_c(x)), too, by a gradient that goes straight through Q_c. Not with a finite P."""
+    """x takes two half steps: one along grad f(x), one along the gradient at Q_c(x), straight through Q_c. The paper has
+    no such step. Not with a finite P."""
     update_centers: bool = True
     """False leaves the centers where they start."""
-    center_prox: Literal["linear", "exact"] = "linear"
+    center_prox: CenterProx = "linear"
     """The paper's linearised prox of the centers, or the exact one (slower), for which F_lambda never increases."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

@@ -1,7 +1,14 @@
 """The mathematics of quantization: centers, quantizers, proximal maps, lambda schedules."""
 
 from quped.quant.centers import MAX_BITS, CenterInit, initial_centers
-from quped.quant.prox import descend_centers, prox_centers, prox_centers_exact, prox_weights
+from quped.quant.prox import (
+    CenterProx,
+    descend_centers,
+    prox_centers,
+    prox_centers_exact,
+    prox_weights,
+    step_centers,
+)
 from quped.quant.quantizer import (
     Assignment,
     Codebook,
@@ -22,6 +29,7 @@ __all__ = [
     "PAPER",
     "Assignment",
     "CenterInit",
+    "CenterProx",
     "Codebook",
     "LinearSchedule",
     "assign",
@@ -39,4 +47,5 @@ __all__ = [
     "quantize",
     "schedule_for",
     "soft",
+    "step_centers",
 ]

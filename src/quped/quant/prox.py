@@ -1,4 +1,10 @@
-"""The proximal maps of lambda R: of the weights with the centers held, and of the centers with the weights held."""
+"""The proximal maps of lambda R, and the steps of Algorithm 1 on one tensor whose gradients are known.
+
+`prox_weights` is line 3 of the algorithm, `step_centers` line 5, and `descend_centers` the step of fine-tuning.
+The federated methods and `quped.optim.CenterQuant` both consist of them.
+"""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -7,12 +13,15 @@ from torch.nn import functional
 from quped._native import codebook
 from quped.quant.quantizer import grouped, nearest, place
 
+CenterProx = Literal["linear", "exact"]
+"""Which proximal map the centers have: the paper's linearised one, or the exact one."""
+
 
 def prox_weights(y: Tensor, centers: Tensor, strength: float, assigned: Tensor | None = None) -> Tensor:
     """prox_{eta_1 lambda R(., c)}(y): move y toward its nearest center by strength / 2, and stop there.
 
-    `strength` is lambda * eta_1. The factor 1/2 comes from R. `assigned` may be given if the assignment of y to the
-    centers is known; the result has the same.
+    `strength` is lambda * eta_1. The factor 1/2 comes from R. `assigned`, the assignment of y to the centers, may be
+    given if it is known. The result has the same assignment.
     """
     target = place(centers, nearest(y, centers) if assigned is None else assigned, y.shape)
     return target + functional.softshrink(y - target, strength / 2)
@@ -32,8 +41,7 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, strength: float, assign
 
     c_j = mu_j + strength / 2 * (#{x assigned to j, x > c_j} - #{x assigned to j, x < c_j}), with `strength`
     lambda * eta_2: each center is pulled toward the median of its weights. The paper prints the opposite sign; its
-    own derivation gives this one. `assigned` may be given if the
-    assignment of x to the centers is known.
+    own derivation gives this one. `assigned`, the assignment of x to the centers, may be given if it is known.
     """
     assigned = nearest(x, centers) if assigned is None else assigned
     above = (grouped(x, centers) - codebook.place(centers, assigned)).sign()
@@ -59,3 +67,20 @@ def prox_centers_exact(
             count = torch.arange(mine.numel(), -mine.numel() - 1, -2, dtype=mu.dtype)
             result[g, j] = torch.cat([mine, mu[g, j] + strength / 2 * count]).median()
     return result
+
+
+def step_centers(
+    centers: Tensor,
+    h: Tensor,
+    x: Tensor,
+    assigned: Tensor,
+    *,
+    lam: float,
+    eta2: float,
+    clip: float,
+    center_prox: CenterProx = "linear",
+) -> Tensor:
+    """c^{t+1} = prox_{eta_2 lambda R(x, .)}(c^t - eta_2 h), sorted, with x = x^{t+1} and its assignment to c^t."""
+    prox = prox_centers if center_prox == "linear" else prox_centers_exact
+    moved = prox(descend_centers(centers, h, eta2, clip), x, centers, lam * eta2, assigned)
+    return moved.sort(1).values
