@@ -36,4 +36,4 @@ class Client:
     per_channel: bool = False
     """Give every output channel its own centers, instead of one set to the layer."""
     init_centers: CenterInit = "range"
-    """Where centers start: "range", as in the paper, or "kmeans"."""
+    """Where centers start: "range" in the paper; "kmeans" at the means of their weights; "unit" from -1 to 1."""

@@ -1,6 +1,6 @@
 """Where the centers start."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from quped._vmap import under_vmap
 from quped.errors import InvalidValueError, check
 from quped.quant.quantizer import hard, midpoints
 
-CenterInit = Literal["range", "kmeans"]
+CenterInit = Literal["range", "kmeans", "unit"]
+"""Where centers start: see `initial_centers`."""
 
 MAX_BITS = 8
 """So that the number of a center fits into a byte."""
@@ -23,11 +24,15 @@ def initial_centers(
 
     `range`: for two centers the mean of the negative and the mean of the positive weights, for more
     linspace(min, max). `kmeans`: centers at the means of their weights, a local minimum of the squared distance.
+    `unit`: linspace(-1, 1), whatever the weights are; for two centers, -1 and 1.
     """
     check(m >= 2, "number of centers", "at least 2", m)
-    check(init_centers in ("range", "kmeans"), "init_centers", "'range' or 'kmeans'", init_centers)
+    rule = "'range', 'kmeans' or 'unit'"
+    check(init_centers in get_args(CenterInit), "init_centers", rule, init_centers)
     rows = weights.detach().reshape(weights.shape[0] if per_channel and weights.dim() else 1, -1)
     low, high = rows.amin(1), rows.amax(1)
+    if init_centers == "unit":
+        return spread(-torch.ones_like(low), torch.ones_like(high), m)
     if not under_vmap() and bool((low == high).any()):  # where clients are stacked, no value can be asked for
         raise InvalidValueError(
             f"{m} centers cannot be placed among weights that are all {low[low == high][0]:g}: initialise the layer "
