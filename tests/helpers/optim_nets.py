@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from quped import LinearSchedule
 from quped.optim import (
     BinaryRelax,
     CenterQuant,
@@ -17,7 +18,6 @@ from quped.optim import (
     Selection,
     StraightThrough,
     geometric,
-    linear,
 )
 from quped.simulation.client_round import one_thread
 
@@ -28,12 +28,12 @@ INPUTS, LABELS = RNG.normal(size=(6, 4)), np.array([0, 1, 2, 0, 1, 2])
 WEIGHT, BIAS = RNG.normal(size=(3, 4)), RNG.normal(size=3)
 
 METHODS: dict[str, Callable[[torch.optim.Optimizer, Selection], QuantizedOptimizer]] = {
-    "CenterQuant": lambda base, chosen: CenterQuant(base, chosen, bits=2, lam=linear(0.1), eta2=0.01),
-    "CenterQuant-soft": lambda base, chosen: CenterQuant(base, chosen, bits=1, lam=linear(0.1), sharpness=5.0),
-    "CenterQuant-through": lambda base, chosen: CenterQuant(
-        base, chosen, bits=1, lam=linear(0.1), eta2=0.01, straight_through=True
+    "CenterQuant": lambda base, chosen: CenterQuant(base, chosen, bits=2, lam=LinearSchedule(0.1), eta2=0.01),
+    "CenterQuant-soft": lambda base, chosen: CenterQuant(base, chosen, bits=1, lam=LinearSchedule(0.1), sharpness=5.0),
+    "CenterQuant-averaged": lambda base, chosen: CenterQuant(
+        base, chosen, bits=1, lam=LinearSchedule(0.1), eta2=0.01, average_gradients=True
     ),
-    "ProxQuant": lambda base, chosen: ProxQuant(base, chosen, lam=linear(0.1)),
+    "ProxQuant": lambda base, chosen: ProxQuant(base, chosen, lam=LinearSchedule(0.1)),
     "BinaryRelax": lambda base, chosen: BinaryRelax(base, chosen, bits=1, lam=geometric(1.0, 1.02)),
     "StraightThrough": lambda base, chosen: StraightThrough(base, chosen, bits=2),
     "KMeans": lambda base, chosen: KMeans(base, chosen, bits=2, per_channel=True),
@@ -49,9 +49,9 @@ def classifier() -> nn.Linear:
     return model
 
 
-def loss_of(model: nn.Module) -> Callable[[bool], Tensor]:
+def loss_of(model: nn.Module) -> Callable[[], Tensor]:
     """Return a closure for the linear classifier: the mean cross-entropy."""
-    return lambda q: functional.cross_entropy(model(torch.tensor(INPUTS)), torch.tensor(LABELS))
+    return lambda: functional.cross_entropy(model(torch.tensor(INPUTS)), torch.tensor(LABELS))
 
 
 def gradients(weight: Array, bias: Array) -> tuple[Array, Array]:
@@ -106,8 +106,8 @@ def batches(count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
 def train(opt: QuantizedOptimizer, model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> list[float]:
     """Take one step on each batch; return the losses."""
 
-    def closure(x: Tensor, y: Tensor) -> Callable[[bool], Tensor]:
-        return lambda q: functional.cross_entropy(model(x), y)
+    def closure(x: Tensor, y: Tensor) -> Callable[[], Tensor]:
+        return lambda: functional.cross_entropy(model(x), y)
 
     with one_thread():
         return [float(opt.step(closure(x, y))) for x, y in data]

@@ -1,7 +1,8 @@
 """Algorithm 1 as an optimizer: one step against NumPy, many against the federated one, and its statistics."""
 
 import copy
-import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +23,15 @@ from helpers.optim_nets import (
     shrink,
     train,
 )
-from torch import nn
+from torch import Tensor, nn
 
+from quped import LinearSchedule, models
 from quped.algorithms import SGD, ClientSpec, Local, Quantization
+from quped.algorithms._algorithm1 import Learner
 from quped.errors import DataError, NetworkError
 from quped.models import FunctionalNetwork
-from quped.optim import CenterQuant, GroupSpec, linear, quantizable, recalibrate
-from quped.quant import LinearSchedule, hard
+from quped.optim import CenterQuant, GroupSpec, ProxQuant, quantizable, recalibrate
+from quped.quant import Assignment, CenterInit, hard
 from quped.simulation.client_round import one_thread
 from quped.typing import Batch, Clock, Phase
 
@@ -38,27 +41,17 @@ CENTER_GRAD_CLIP = 0.02
 """Which cuts gradients by centers."""
 
 
-def optimizer(
-    model: nn.Linear,
-    bits: int,
-    sharpness: float = math.inf,
-    per_channel: bool = False,
-    straight_through: bool = False,
-    center_grad_clip: float = 10.0,
-) -> CenterQuant:
+def optimizer(model: nn.Linear, bits: int, **options: Any) -> CenterQuant:
     """Return one with SGD at epoch T."""
     opt = CenterQuant(
         torch.optim.SGD(model.parameters(), lr=LR),
         quantizable(model, ["weight"]),
         bits=bits,
-        lam=linear(RATE),
+        lam=LinearSchedule(RATE),
         eta2=ETA2,
-        sharpness=sharpness,
-        per_channel=per_channel,
-        straight_through=straight_through,
-        center_grad_clip=center_grad_clip,
+        **options,
     )
-    opt.t = T
+    opt.epoch = T
     return opt
 
 
@@ -126,10 +119,10 @@ def test_a_step_of_fine_tuning(center_grad_clip: float) -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 2])
-def test_a_step_straight_through(bits: int) -> None:
-    """Half the gradient at x and half that at Q(x), for all parameters; h is of the old x, the pull of the new."""
+def test_a_step_with_averaged_gradients(bits: int) -> None:
+    """The mean of the gradients at x and at Q(x), for all parameters; h is of the old x, the pull of the new."""
     model = classifier()
-    opt = optimizer(model, bits, straight_through=True)
+    opt = optimizer(model, bits, average_gradients=True)
     opt.step(loss_of(model))
     c = start(WEIGHT, 2**bits)
     a = closest(WEIGHT, c)
@@ -182,68 +175,162 @@ def test_channels_have_centers_of_their_own() -> None:
     assert opt.centers["weight"].shape == (3, 2)
 
 
-@pytest.mark.parametrize(("momentum", "sharpness"), [(0.0, math.inf), (0.9, math.inf), (0.9, 3.0)])
-@one_thread()
-def test_equals_the_federated_algorithm(momentum: float, sharpness: float) -> None:
-    """With SGD this is what `local` does at a client: weights, centers and both kinds of statistics, in both phases."""
-    model = bn_net().double()
+VARIANTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "1 bit": (1, {"assignment": "nearest"}, {}),
+    "1 bit by sign": (1, {"assignment": "sign"}, {}),
+    "2 bits": (2, {"assignment": "nearest"}, {}),
+    "2 bits with momentum": (2, {"assignment": "nearest"}, {"momentum": 0.9}),
+    "soft": (2, {"assignment": "nearest", "sharpness": 3.0}, {"momentum": 0.9}),
+    "soft by sign": (1, {"assignment": "sign", "sharpness": 3.0}, {}),
+}
+"""Bits, options that `CenterQuant` and `Quantization` have both, and options of SGD."""
+
+
+def federated(
+    model: nn.Module, bits: int, init_centers: CenterInit, sgd: SGD, **quantization: Any
+) -> tuple[ClientSpec, Local, Learner]:
+    """Return a client with this network, local training, and the client's state before it."""
     network = FunctionalNetwork(model)
     spec = ClientSpec(
         network,
         network.initial,
         network,
         network.initial,
-        2,
-        network.quantized,
-        sgd=SGD(1e-3, momentum),
-        init_centers="kmeans",
+        dict.fromkeys(models.quantizable(model), bits),
+        init_centers,
+        sgd=sgd,
     )
-    local = Local(Quantization(eta2=0.01, lam={2: LinearSchedule(0.05)}, sharpness=sharpness))
+    local = Local(Quantization(lam={bits: LinearSchedule(0.05)}, **quantization))
+    return spec, local, local.init_personal(spec, local.init_shared(spec))
+
+
+@pytest.mark.parametrize(("bits", "options", "sgd"), VARIANTS.values(), ids=VARIANTS)
+@one_thread()
+def test_equals_the_federated_algorithm(bits: int, options: dict[str, Any], sgd: dict[str, Any]) -> None:
+    """With SGD this is what `local` does at a client, in training and in fine-tuning: weights, centers, statistics."""
+    model = bn_net().double()
+    start: CenterInit = "range" if bits == 1 else "kmeans"
+    spec, local, work = federated(model, bits, start, SGD(1e-3, sgd.get("momentum", 0.0)), eta2=0.01, **options)
     opt = CenterQuant(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=1e-3),
+        torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-3, **sgd),
         quantizable(model),
-        bits=2,
-        lam=linear(0.05),
+        bits=bits,
+        lam=LinearSchedule(0.05),
         eta2=0.01,
-        sharpness=sharpness,
-        init_centers="kmeans",
+        init_centers=start,
+        **options,
     )
-    opt.t = 3
-    data = [(x.double(), y) for x, y in batches(12)]
-    work = local.init_personal(spec, local.init_shared(spec))
-    for i, (inputs, labels) in enumerate(data):
+    opt.epoch = 3
+    for i, (inputs, labels) in enumerate((x.double(), y) for x, y in batches(12)):
         clock = Clock(0, 3, Phase.TRAIN if i < 6 else Phase.FINETUNE, 3.0, 0.1)
         work = local.start(spec, local.init_shared(spec), work, clock)
         work, _ = local.step(spec, work, (Batch((inputs,), labels),), clock)
         if i == 6:
             opt.harden(model)
         train(opt, model, [(inputs, labels)])
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(parameter.detach(), work.x.params[name], rtol=1e-10, atol=1e-12)
-        for name, centers in opt.centers.items():
-            torch.testing.assert_close(centers, work.c[name], rtol=1e-10, atol=1e-12)
-        for name, buffer in model.named_buffers():
-            expected = (work.q_buffers if opt.hard else work.x.buffers)[name]
-            torch.testing.assert_close(buffer, expected, rtol=1e-10, atol=1e-12)
-        for name, buffer in opt.q_buffers.items():
-            torch.testing.assert_close(buffer, work.q_buffers[name], rtol=1e-10, atol=1e-12)
+        assert_close(dict(model.named_parameters()), work.x.params)
+        assert_close(opt.centers, work.c)
+        assert_close(dict(model.named_buffers()), work.q_buffers if opt.hard else work.x.buffers)
+        assert_close(opt.q_buffers, {} if opt.hard else work.q_buffers)
 
 
-def test_the_closure_is_told_which_weights_the_network_holds() -> None:
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Compare tensors by name."""
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor.detach(), expected[name], rtol=1e-10, atol=1e-12)
+
+
+@one_thread()
+def test_averaged_gradients_and_half_steps_agree_to_first_order() -> None:
+    """A client that trains straight through takes two half steps: half the rate, a quarter of the difference."""
+    (inputs, labels), gaps = batches(1)[0], list[float]()
+    for lr in (2e-5, 1e-5):  # so small that no weight changes its center
+        model = bn_net().double()
+        spec, local, work = federated(
+            model, 2, "range", SGD(0.0), assignment="nearest", eta2=0.0, straight_through=True
+        )
+        opt = CenterQuant(
+            torch.optim.SGD(model.parameters(), lr=lr),
+            quantizable(model),
+            bits=2,
+            lam=LinearSchedule(0.0),
+            eta2=0.0,
+            average_gradients=True,
+        )
+        train(opt, model, [(inputs.double(), labels)])
+        work, _ = local.step(spec, work, (Batch((inputs.double(),), labels),), Clock(0, 0, Phase.TRAIN, 0.0, lr))
+        gaps.append(max(float((p.detach() - work.x.params[k]).abs().max()) for k, p in model.named_parameters()))
+    assert gaps[1] > 0
+    assert gaps[0] / gaps[1] == pytest.approx(4, rel=0.1)
+
+
+@one_thread()
+def test_with_fixed_unit_centers_by_sign_it_is_proxquant() -> None:
+    """But for the factor of lambda and the clamping to [-1, 1], which these weights never reach."""
+    nets = bn_net(), bn_net()
+    first, second = (torch.optim.Adam(net.parameters(), lr=0.01) for net in nets)
+    lam = LinearSchedule(0.1)
+    ours = CenterQuant(
+        first,
+        quantizable(nets[0]),
+        bits=1,
+        lam=lambda t: 2 * lam(t),
+        eta2=0.0,
+        assignment="sign",
+        init_centers="unit",
+    )
+    theirs = ProxQuant(second, quantizable(nets[1]), lam=lam)
+    for epoch in range(1, 11):
+        ours.epoch = theirs.epoch = epoch
+        for opt, net in ((ours, nets[0]), (theirs, nets[1])):
+            train(opt, net, batches(3, seed=epoch))
+    assert max(float(x.detach().abs().max()) for x in theirs.x.values()) < 1
+    for opt, net in ((ours, nets[0]), (theirs, nets[1])):
+        opt.harden(net)
+        assert all(set(x.detach().flatten().tolist()) == {-1.0, 1.0} for x in opt.x.values())
+    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("assignment", "expected"), [("nearest", [0, 0, 1]), ("sign", [0, 1, 1])])
+def test_weights_are_assigned_as_asked(assignment: Assignment, expected: list[int]) -> None:
+    """A small positive weight is nearer to the negative center."""
+    model = nn.Linear(3, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[-0.1, 0.3, 2.5]]))  # the centers are -0.1 and 1.4, their middle is 0.65
+    opt = CenterQuant(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        quantizable(model, ["weight"]),
+        bits=1,
+        lam=LinearSchedule(0.1),
+        assignment=assignment,
+    )
+    assert opt.codebooks()["weight"].indices.tolist() == [expected]
+    with opt.quantized():
+        shown = model.weight.detach().clone()
+    opt.harden(model)
+    assert opt.assigned["weight"].tolist() == [expected]
+    assert torch.equal(model.weight, shown)
+
+
+def test_the_closure_can_ask_which_weights_the_network_holds() -> None:
     """First x, then the new x on its centers; x afterwards."""
     model, seen = classifier(), list[tuple[bool, int]]()
     opt = optimizer(model, 1)
 
-    def closure(q: bool) -> torch.Tensor:
-        seen.append((q, distinct(model.weight)))
-        return loss_of(model)(q)
+    def closure() -> Tensor:
+        seen.append((opt.is_quantized, distinct(model.weight)))
+        return loss_of(model)()
 
     opt.step(closure)
     assert seen == [(False, 12), (True, 2)]
-    assert distinct(model.weight) > 2
+    closure()
+    with opt.quantized():
+        closure()
     opt.harden(model)
     opt.step(closure)
-    assert seen[2:] == [(True, 2)]
+    assert [q for q, _ in seen[2:]] == [False, True, True]
+    assert [count > 2 for _, count in seen[2:]] == [True, False, False]
 
 
 def test_a_scheduler_of_the_base_optimizer_scales_the_prox() -> None:
@@ -253,9 +340,9 @@ def test_a_scheduler_of_the_base_optimizer_scales_the_prox() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(opt.base, step_size=1, gamma=0.5)
     for lam, lr in ((LAM, LR), (LAM, LR / 2), (2 * LAM, LR / 4)):
         before = model.weight.detach().clone()
-        opt.t = lam / RATE
+        opt.epoch = lam / RATE
         opt.groups[0]["eta2"] = 0.0
-        opt.step(lambda q: 0 * model.weight.sum())
+        opt.step(lambda: 0 * model.weight.sum())
         assert float((model.weight.detach() - before).abs().max()) == pytest.approx(lam * lr / 2, rel=1e-9)
         scheduler.step()
     assert opt.param_groups is opt.base.param_groups
@@ -265,10 +352,10 @@ def test_who_never_sets_the_epoch_trains_with_lambda_of_1() -> None:
     """A linear lambda is not 0 for them."""
     model = classifier()
     opt = CenterQuant(
-        torch.optim.SGD(model.parameters(), 1.0), quantizable(model, ["weight"]), bits=1, lam=linear(0.02)
+        torch.optim.SGD(model.parameters(), 1.0), quantizable(model, ["weight"]), bits=1, lam=LinearSchedule(0.02)
     )
     before = model.weight.detach().clone()
-    opt.step(lambda q: 0 * model.weight.sum())
+    opt.step(lambda: 0 * model.weight.sum())
     assert float((model.weight.detach() - before).abs().max()) == pytest.approx(0.01, rel=1e-9)
 
 
@@ -279,7 +366,7 @@ def test_groups_have_bits_and_center_rates_of_their_own() -> None:
         {"params": quantizable(model, ["3.weight"]), "bits": 1, "eta2": 0.0},
         {"params": quantizable(model, ["6.weight"])},
     ]
-    opt = CenterQuant(torch.optim.Adam(model.parameters()), groups, bits=3, lam=linear(0.1), eta2=0.1)
+    opt = CenterQuant(torch.optim.Adam(model.parameters()), groups, bits=3, lam=LinearSchedule(0.1), eta2=0.1)
     before = dict(opt.centers)
     train(opt, model, batches(3))
     opt.harden(model)
@@ -294,7 +381,7 @@ def test_statistics_of_both_passes_are_kept_apart() -> None:
     """The network has those of x; Q_c(x) has its own, which `quantized` and `harden` bring in."""
     model = bn_net()
     opt = CenterQuant(
-        torch.optim.SGD(model.parameters(), lr=0.1), quantizable(model), bits=1, lam=linear(0.0), eta2=0.0
+        torch.optim.SGD(model.parameters(), lr=0.1), quantizable(model), bits=1, lam=LinearSchedule(0.0), eta2=0.0
     )
     at_x, at_q = copy.deepcopy(model), copy.deepcopy(model)
     (x, y), *_ = batches(1)
@@ -359,7 +446,7 @@ def test_fine_tuning_keeps_the_assignment_when_centers_cross() -> None:
     else:
         sign = 1.0
     opt.groups[0]["eta2"] = eta2
-    opt.step(lambda q: sign * loss_of(model)(q))
+    opt.step(lambda: sign * loss_of(model)())
     moved = c - eta2 * sign * h
     assert moved[0] > moved[1]
     np.testing.assert_allclose(model.weight.detach().numpy(), moved[a], rtol=1e-12)

@@ -5,8 +5,9 @@ import torch
 from helpers.optim_nets import distinct, train
 from torch import nn
 
+from quped import LinearSchedule
 from quped.data.datasets.digits import digits
-from quped.optim import CenterQuant, linear, quantizable, recalibrate
+from quped.optim import CenterQuant, quantizable, recalibrate
 from quped.simulation.client_round import one_thread
 
 EPOCHS, FINETUNE = 5, 2
@@ -41,11 +42,11 @@ def test_few_bits_suffice_for_digits(bits: int, least: float) -> None:
     )
     model = network()
     base = torch.optim.Adam(model.parameters(), lr=3e-3)
-    opt = CenterQuant(base, quantizable(model), bits=bits, lam=linear(0.01))
+    opt = CenterQuant(base, quantizable(model), bits=bits, lam=LinearSchedule(0.01))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(base, EPOCHS + FINETUNE)
     generator = torch.Generator().manual_seed(0)
     for epoch in range(EPOCHS + FINETUNE):
-        opt.t = epoch + 1
+        opt.epoch = epoch + 1
         if epoch == EPOCHS:
             with opt.quantized():
                 middle = accuracy(model, test_images, test_labels)

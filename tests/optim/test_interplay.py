@@ -10,8 +10,9 @@ from helpers.optim_nets import METHODS, batches, bn_net, train
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from quped import LinearSchedule
 from quped.errors import InvalidValueError
-from quped.optim import CenterQuant, linear, quantizable
+from quped.optim import CenterQuant, quantizable
 
 
 @pytest.mark.parametrize("hard", [False, True])
@@ -36,7 +37,9 @@ def test_frozen_parameters_stay(method: str, hard: bool) -> None:
 def test_all_quantized_parameters_may_be_frozen() -> None:
     """Then the others learn, and the statistics of the quantized network go on."""
     model = bn_net()
-    opt = CenterQuant(torch.optim.Adam(model.parameters(), lr=0.01), quantizable(model), bits=2, lam=linear(0.1))
+    opt = CenterQuant(
+        torch.optim.Adam(model.parameters(), lr=0.01), quantizable(model), bits=2, lam=LinearSchedule(0.1)
+    )
     for x in opt.x.values():
         x.requires_grad_(False)
     train(opt, model, batches(3))
@@ -47,7 +50,7 @@ def test_gradients_are_clipped_by_a_hook() -> None:
     """The base optimizer's own hooks see the gradients."""
     model = bn_net()
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    opt = CenterQuant(sgd, quantizable(model), bits=2, lam=linear(0))
+    opt = CenterQuant(sgd, quantizable(model), bits=2, lam=LinearSchedule(0))
 
     def center_grad_clip(*_: Any) -> None:
         clip_grad_norm_(model.parameters(), 1e-3)
@@ -92,7 +95,9 @@ class RunningMean(nn.Module):
 def test_replaced_buffers_are_kept_apart() -> None:
     """Each pass has its own, also when the module puts a new tensor in the place of the old one."""
     model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 12), RunningMean(), nn.Linear(12, 3))
-    opt = CenterQuant(torch.optim.SGD(model.parameters(), lr=0.0), quantizable(model), bits=1, lam=linear(0), eta2=0.0)
+    opt = CenterQuant(
+        torch.optim.SGD(model.parameters(), lr=0.0), quantizable(model), bits=1, lam=LinearSchedule(0), eta2=0.0
+    )
     ((x, y),) = batches(1)
     train(opt, model, [(x, y)])
 
@@ -110,4 +115,4 @@ def test_an_optimizer_that_needs_a_closure_cannot_be_wrapped() -> None:
     """LBFGS evaluates the loss itself, at weights of its own choice."""
     model = bn_net()
     with pytest.raises(InvalidValueError, match=r"needs no closure.*LBFGS"):
-        CenterQuant(torch.optim.LBFGS(model.parameters()), quantizable(model), bits=1, lam=linear(0))
+        CenterQuant(torch.optim.LBFGS(model.parameters()), quantizable(model), bits=1, lam=LinearSchedule(0))

@@ -21,8 +21,9 @@ from helpers.optim_nets import (
     train,
 )
 
+from quped import LinearSchedule
 from quped.errors import InvalidValueError
-from quped.optim import BinaryRelax, KMeans, ProxQuant, StraightThrough, geometric, linear, quantizable
+from quped.optim import BinaryRelax, KMeans, ProxQuant, StraightThrough, geometric, quantizable
 from quped.simulation.client_round import one_thread
 
 LR = 0.3
@@ -40,13 +41,13 @@ def test_proxquant_step() -> None:
     """Soft threshold toward the sign by lambda eta, without the factor 1/2; weights stay in [-1, 1]."""
     model = classifier()
     opt = ProxQuant(
-        torch.optim.SGD(model.parameters(), lr=LR), quantizable(model, ["weight"]), bits=1, lam=linear(0.25)
+        torch.optim.SGD(model.parameters(), lr=LR), quantizable(model, ["weight"]), bits=1, lam=LinearSchedule(0.25)
     )
-    opt.t = 2
+    opt.epoch = 2
     opt.step(loss_of(model))
     by_w, by_b = gradients(WEIGHT, BIAS)
     y = WEIGHT - LR * by_w
-    x = np.center_grad_clip(np.sign(y) + shrink(y - np.sign(y), 0.5 * LR), -1, 1)
+    x = np.clip(np.sign(y) + shrink(y - np.sign(y), 0.5 * LR), -1, 1)
     np.testing.assert_allclose(model.weight.detach().numpy(), x, rtol=1e-12)
     np.testing.assert_allclose(model.bias.detach().numpy(), BIAS - LR * by_b, rtol=1e-12)
     opt.harden(model)
@@ -121,7 +122,7 @@ def test_proxquant_is_for_one_bit() -> None:
     """More bits would need other centers."""
     model = bn_net()
     with pytest.raises(InvalidValueError, match="bits of ProxQuant must be 1"):
-        ProxQuant(torch.optim.SGD(model.parameters(), lr=LR), quantizable(model), bits=2, lam=linear(0.1))
+        ProxQuant(torch.optim.SGD(model.parameters(), lr=LR), quantizable(model), bits=2, lam=LinearSchedule(0.1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

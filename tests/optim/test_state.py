@@ -9,8 +9,9 @@ from helpers.optim_nets import METHODS, batches, bn_net, train
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from quped import LinearSchedule
 from quped.errors import RunError
-from quped.optim import CenterQuant, KMeans, QuantizedOptimizer, linear, quantizable
+from quped.optim import CenterQuant, KMeans, QuantizedOptimizer, quantizable
 
 
 def through_files(state: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def test_a_resumed_run_is_the_same_run(method: str, harden_at: int) -> None:
 
     def go(opt: QuantizedOptimizer, model: nn.Module, first: int, last: int) -> None:
         for i in range(first, last):
-            opt.t = 1 + i / 2
+            opt.epoch = 1 + i / 2
             if i == harden_at:
                 opt.harden(model)
             train(opt, model, data[i : i + 1])
@@ -107,18 +108,26 @@ def test_a_state_of_something_else_is_refused() -> None:
     wide = bn_net(width=16)
     others: list[tuple[dict[str, Any], str]] = [
         (
-            CenterQuant(torch.optim.Adam(wide.parameters()), quantizable(wide), bits=2, lam=linear(0)).state_dict(),
+            CenterQuant(
+                torch.optim.Adam(wide.parameters()), quantizable(wide), bits=2, lam=LinearSchedule(0)
+            ).state_dict(),
             "shapes",
         ),
         (KMeans(torch.optim.Adam(model.parameters()), quantizable(model), bits=2).state_dict(), "method"),
         (build("CenterQuant-soft", 0)[1].state_dict(), "quantized"),
         (
-            CenterQuant(torch.optim.SGD(model.parameters()), quantizable(model), bits=2, lam=linear(0)).state_dict(),
+            CenterQuant(
+                torch.optim.SGD(model.parameters()), quantizable(model), bits=2, lam=LinearSchedule(0)
+            ).state_dict(),
             "optimizer",
         ),
         (
             CenterQuant(
-                torch.optim.Adam(model.parameters()), quantizable(model), bits=2, lam=linear(0), per_channel=True
+                torch.optim.Adam(model.parameters()),
+                quantizable(model),
+                bits=2,
+                lam=LinearSchedule(0),
+                per_channel=True,
             ).state_dict(),
             "centers",
         ),

@@ -2,17 +2,19 @@
 
 >>> from quped import LinearSchedule
 >>> from quped.optim import CenterQuant, quantizable
->>> opt = CenterQuant(torch.optim.Adam(model.parameters(), lr=1e-2), quantizable(model), bits=1, lam=LinearSchedule(1e-4))
->>> for opt.t in range(1, 201):
+>>> adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+>>> opt = CenterQuant(adam, quantizable(model), bits=1, lam=LinearSchedule(1e-4))
+>>> for opt.epoch in range(1, 201):
 ...     for x, y in loader:
-...         loss = opt.step(lambda q: cross_entropy(model(x), y))
+...         loss = opt.step(lambda: cross_entropy(model(x), y))
 >>> opt.harden(model)
 
-Learning-rate schedulers take the base optimizer, here the Adam; its parameter groups are `opt.param_groups`, too.
+Learning-rate schedulers take the base optimizer, here the Adam. Its parameter groups are also `opt.param_groups`.
 """
 
 from quped.optim._buffers import recalibrate
-from quped.optim.base import Closure, QuantizedOptimizer, Schedule
+from quped.optim._guards import Closure
+from quped.optim.base import QuantizedOptimizer, Schedule
 from quped.optim.binary_relax import BinaryRelax, geometric
 from quped.optim.center_quant import CenterQuant
 from quped.optim.kmeans import KMeans

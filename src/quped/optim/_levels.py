@@ -1,13 +1,44 @@
-"""Evenly spaced levels alpha * (-1, ..., 1) with the scale alpha that fits the weights best: those of the peers."""
+"""Evenly spaced levels alpha * (-1, ..., 1), with the scale alpha that fits the weights best."""
+
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from quped.errors import InvalidValueError
+from quped.optim._guards import Closure
+from quped.optim.base import QuantizedOptimizer
+from quped.optim.selection import GroupSpec, Selection
 from quped.quant import nearest, place
 from quped.quant.quantizer import grouped
+from quped.typing import Params
 
 MOST_FITS = 100
+
+
+class EvenLevels(QuantizedOptimizer):
+    """A method that steps x by the gradient at other weights, after which the levels follow x."""
+
+    def __init__(
+        self,
+        base: Optimizer,
+        params: Selection | Sequence[GroupSpec],
+        *,
+        bits: int | None = None,
+        per_channel: bool = False,
+    ) -> None:
+        super().__init__(base, params, partial(even, per_channel=per_channel), bits=bits)
+
+    def _step_at(self, values: Params, closure: Closure) -> Tensor:
+        """Take a base step of x with the gradient at other values of it, and fit the levels; return the loss there."""
+        with self._holding(values):
+            loss, gradients = self._gradients(closure)
+        self._base_step(gradients)
+        fitted = {name: fit(x.detach(), self.centers[name]) for name, x in self._trained().items()}
+        self.centers = self.centers | fitted
+        return loss
 
 
 def even(weights: Tensor, m: int, *, per_channel: bool = False) -> Tensor:
@@ -25,7 +56,7 @@ def even(weights: Tensor, m: int, *, per_channel: bool = False) -> Tensor:
 
 
 def fit(weights: Tensor, levels: Tensor) -> Tensor:
-    """Return levels with alpha = <x, q> / <q, q>, q the steps that the weights x are at: least squares with q held.
+    """Return levels with alpha = <x, q> / <q, q>, the least squares for the steps q that the weights x are at now.
 
     With two levels q is the sign of x, and alpha the mean of |x|.
     """

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from quped.errors import check_number
-from quped.optim._levels import even, fit
-from quped.optim.base import Closure, QuantizedOptimizer, Schedule, schedule
+from quped.optim._guards import Closure
+from quped.optim._levels import EvenLevels
+from quped.optim.base import Schedule, schedule
 from quped.optim.selection import GroupSpec, Selection
 
 
@@ -29,8 +30,8 @@ def growing(start: float, growth: float, hard_from: float, t: float) -> float:
         return math.inf
 
 
-class BinaryRelax(QuantizedOptimizer):
-    """Gradients at y, between the float weights x and their projection; steps of x.
+class BinaryRelax(EvenLevels):
+    """The gradient at y, between the float weights x and their projection, is used as the gradient by x.
 
     y = (lambda Proj(x) + x) / (lambda + 1);   x <- the base optimizer's step from x with grad f(y)
 
@@ -49,17 +50,12 @@ class BinaryRelax(QuantizedOptimizer):
         per_channel: bool = False,
     ) -> None:
         """Take lambda(t) as `lam`, such as geometric(1.0, 1.04, hard_from=...)."""
-        super().__init__(base, params, partial(even, per_channel=per_channel), bits=bits)
+        super().__init__(base, params, bits=bits, per_channel=per_channel)
         self.lam = schedule(lam)
 
     def _learn(self, closure: Closure) -> Tensor:
-        """Take a gradient step at y, then fit the levels to the new x."""
-        lam = self.lam(self.t)
-        check_number(f"lambda({self.t:g})", lam, 0)
+        lam = self.lam(self.epoch)
+        check_number(f"lambda({self.epoch:g})", lam, 0)
         share = 1.0 if lam == math.inf else lam / (lam + 1)
-        projected = self._nearest_values(self.centers)
-        relaxed = {name: x.detach().lerp(projected[name], share) for name, x in self.x.items()}
-        loss = self._step_at(relaxed, closure)
-        fitted = {name: fit(x.detach(), self.centers[name]) for name, x in self._trained().items()}
-        self.centers = self.centers | fitted
-        return loss
+        projected = self._values(self.codebooks())
+        return self._step_at({name: x.detach().lerp(projected[name], share) for name, x in self.x.items()}, closure)

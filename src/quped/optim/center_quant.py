@@ -4,25 +4,17 @@ Learning, 2021. Algorithm 1: weights and centers learn together."""
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from quped.errors import check
 from quped.optim._buffers import clones, holding, write
-from quped.optim.base import CENTER_GRAD_CLIP, Closure, Gradients, QuantizedOptimizer, Schedule, at, pull_back, schedule
+from quped.optim._guards import Closure, Gradients
+from quped.optim.base import CENTER_GRAD_CLIP, QuantizedOptimizer, Schedule, at, pull_back, schedule
 from quped.optim.selection import GroupSpec, Selection
-from quped.quant import (
-    CenterInit,
-    descend_centers,
-    initial_centers,
-    nearest,
-    place,
-    prox_centers,
-    prox_weights,
-    quantize,
-)
+from quped.quant import Assignment, CenterInit, initial_centers, place, prox_weights, quantize, step_centers
 from quped.typing import Params
 
 
@@ -36,13 +28,12 @@ class CenterQuant(QuantizedOptimizer):
     parameters get both. eta_1 is the learning rate that the base optimizer has for the parameter. A step evaluates the
     closure twice (three times with a finite P), each time with the buffers that belong to the weights.
 
-    With `straight_through`, which goes beyond the paper, weights learn from their quantized network, too: g is half the
-    gradient at x and half that at Q_c(x), taken for one by x (Bengio, Leonard, Courville, 2013), and h is of the same
-    pass, before the step of x. This takes two evaluations as well.
-
     The paper's prox of the centers is linearised: a center with n more weights above than below it moves by
     eta_2 lambda n / 2, however near they are. Keep this small beside the distance between centers, or they fly apart.
     """
+
+    # The federated methods take this step in quped.algorithms._algorithm1, as a pure function with SGD built in. Here
+    # any optimizer takes it, on a network in place. Both use the maps of quped.quant, and tests hold the two equal.
 
     centers_learn: ClassVar[bool] = True
 
@@ -55,16 +46,33 @@ class CenterQuant(QuantizedOptimizer):
         lam: Schedule,
         eta2: float = 1e-4,
         center_grad_clip: float = CENTER_GRAD_CLIP,
+        assignment: Assignment = "nearest",
         sharpness: float = math.inf,
-        straight_through: bool = False,
+        average_gradients: bool = False,
         init_centers: CenterInit = "range",
         per_channel: bool = False,
     ) -> None:
-        """Take lambda(t) as `lam` and P as `sharpness`; groups may have `bits` and `eta2` of their own."""
+        """Wrap the base optimizer.
+
+        base: the optimizer of x, and of all parameters that are not quantized.
+        params: the parameters to quantize; groups may have `bits` and `eta2` of their own.
+        bits: bits per quantized weight, 1 to 8.
+        lam: lambda(t), such as LinearSchedule(1e-4); t is `epoch`.
+        eta2: eta_2, the learning rate of the centers.
+        center_grad_clip: how large an entry of h may be; larger ones are cut.
+        assignment: to which center a weight belongs: the "nearest", or with two centers that of its "sign".
+        sharpness: P of the soft quantizer.
+        average_gradients: a variation that is not in the paper. g is the mean of the gradient at x and the gradient at
+            Q_c(x), used as one by x (Bengio, Leonard, Courville, 2013). h comes from the same pass, before x moves.
+        init_centers: where the centers start: "range", "kmeans" or "unit".
+        per_channel: give every output channel its own centers.
+        """
         check(sharpness > 0, "sharpness P", "above 0", sharpness)
-        hard_or_paper = sharpness == math.inf or not straight_through
-        check(hard_or_paper, "sharpness P", "infinite with straight_through, whose gradient takes its place", sharpness)
-        self.lam, self.sharpness, self.straight_through = schedule(lam), sharpness, straight_through
+        one_gradient = sharpness == math.inf or not average_gradients
+        check(one_gradient, "sharpness P", "infinite with average_gradients, whose gradient takes its place", sharpness)
+        check(assignment in get_args(Assignment), "assignment", "'sign' or 'nearest'", assignment)
+        self.lam, self.sharpness, self.average_gradients = schedule(lam), sharpness, average_gradients
+        self.assignment = assignment
         super().__init__(
             base,
             params,
@@ -76,59 +84,57 @@ class CenterQuant(QuantizedOptimizer):
 
     def _learn(self, closure: Closure) -> Tensor:
         """Lines 2 to 5 of the algorithm."""
-        lam = at(self.lam, self.t)
-        loss, gradients = self._gradients(closure, q=False, of=list(self._rates()))
+        lam = at(self.lam, self.epoch)
+        loss, gradients = self._gradients(closure)
         h: Params = {}
-        if self.straight_through:
-            h = self._share_gradients(closure, gradients)
+        if self.average_gradients:
+            h = self._average_gradients(closure, gradients)
         elif self.sharpness < math.inf:
             self._add_soft_gradients(closure, gradients)
         self._base_step(gradients)
-        rates, trained = self._rates(), self._trained()
+        c, rates, eta2, trained = self.centers, self._rates(), self._eta2(), self._trained()
         # A proximal step leaves every weight with its center: the assignment serves for both.
-        assigned = {name: nearest(x, self.centers[name]) for name, x in self.x.items()}
-        c = self.centers
+        assigned = self._assign(c)
         write(self.x, {k: prox_weights(x.detach(), c[k], lam * rates[x], assigned[k]) for k, x in trained.items()})
-        if not self.straight_through:
-            h = self._center_gradients(closure, assigned, list(trained.values()))[0]
-        eta2 = self._eta2()
-        for name, x in trained.items():
-            mu = descend_centers(c[name], h[name], eta2[name], self.center_grad_clip)
-            moved = prox_centers(mu, x.detach(), c[name], lam * eta2[name], assigned[name])
-            self.centers[name] = moved.sort(1).values
+        if not self.average_gradients:
+            h, _ = self._center_gradients(closure, assigned, list(trained.values()))
+        move = partial(step_centers, lam=lam, clip=self.center_grad_clip)
+        self.centers = c | {k: move(c[k], h[k], x.detach(), assigned[k], eta2=eta2[k]) for k, x in trained.items()}
         return loss
 
-    def _share_gradients(self, closure: Closure, gradients: Gradients) -> Params:
-        """Let every gradient be half of that at x and half of that at Q_c(x); return h."""
-        assigned = {name: nearest(x, self.centers[name]) for name, x in self.x.items()}
-        h, found = self._center_gradients(closure, assigned, list(gradients))
-        for parameter, further in found.items():
+    def _average_gradients(self, closure: Closure, gradients: Gradients) -> Params:
+        """Replace every gradient by its mean with the one at Q_c(x); return h.
+
+        One mean, and not two half steps as the federated methods take: a step of this optimizer is one step of the base
+        optimizer, so that its moments, hooks and schedules count it once.
+        """
+        h, at_q = self._center_gradients(closure, self._assign(self.centers), list(gradients))
+        for parameter, further in at_q.items():
             total = added(gradients[parameter], further)
             gradients[parameter] = None if total is None else total / 2
         return h
 
     def _add_soft_gradients(self, closure: Closure, gradients: Gradients) -> None:
-        """Add grad_x f(Q~_c(x)). Statistics of this pass are dropped: those of Q~ are taken in the centers' pass."""
-        soft = {name: quantize(x.detach(), self.centers[name], self.sharpness) for name, x in self.x.items()}
+        """Add grad_x f(Q~_c(x)). The buffers of this pass are dropped: Q~ takes its own in the pass of the centers."""
+        soft = {name: self._soft(x.detach(), self.centers[name]) for name, x in self.x.items()}
         with self._holding(soft), holding(self._buffers, self.q_buffers):
-            _, found = self._gradients(closure, q=True, of=list(gradients))
+            _, at_q = self._gradients(closure)
         for name, x in self._trained().items():
-            found[x] = pull_back(partial(quantize, centers=self.centers[name], sharpness=self.sharpness), x, found[x])
-        for parameter, further in found.items():
+            at_q[x] = pull_back(partial(self._soft, centers=self.centers[name]), x, at_q[x])
+        for parameter, further in at_q.items():
             gradients[parameter] = added(gradients[parameter], further)
 
     def _center_gradients(self, closure: Closure, assigned: Params, of: Sequence[Tensor]) -> tuple[Params, Gradients]:
-        """Return h, and the gradients of f(Q~_c(x)) by the values of these parameters; statistics of Q~ go on."""
+        """Return h, and the gradients of f(Q~_c(x)) by the values of these parameters; keep the buffers of Q~."""
         x = clones(self.x)
 
         def values(c: Tensor, name: str) -> Tensor:
             """Q~_c(x) of one parameter, as a function of its centers."""
-            if self.sharpness == math.inf:
-                return place(c, assigned[name], x[name].shape)
-            return quantize(x[name], c, self.sharpness)
+            hard = self.sharpness == math.inf
+            return place(c, assigned[name], x[name].shape) if hard else self._soft(x[name], c)
 
         with self._holding({k: values(c, k) for k, c in self.centers.items()}), holding(self._buffers, self.q_buffers):
-            _, gradients = self._gradients(closure, q=True, of=of)
+            _, gradients = self._gradients(closure, of)
             self.q_buffers = clones(self._buffers())
         h = {
             name: pull_back(partial(values, name=name), self.centers[name], gradients[parameter])
@@ -136,7 +142,11 @@ class CenterQuant(QuantizedOptimizer):
         }
         return h, gradients
 
+    def _soft(self, x: Tensor, centers: Tensor) -> Tensor:
+        """Q~_c(x)."""
+        return quantize(x, centers, self.sharpness, self.assignment)
+
 
 def added(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Return the sum of two gradients, one or both of which may not be there."""
+    """Return the sum of two gradients, either of which may be missing."""
     return second if first is None else first if second is None else first + second

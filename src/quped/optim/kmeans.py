@@ -7,7 +7,8 @@ from functools import partial
 from torch import Tensor
 from torch.optim import Optimizer
 
-from quped.optim.base import Closure, QuantizedOptimizer
+from quped.optim._guards import Closure
+from quped.optim.base import QuantizedOptimizer
 from quped.optim.selection import GroupSpec, Selection
 from quped.quant import initial_centers
 from quped.typing import Params
@@ -24,17 +25,14 @@ class KMeans(QuantizedOptimizer):
         bits: int | None = None,
         per_channel: bool = False,
     ) -> None:
-        """Wrap the base optimizer."""
         super().__init__(
             base, params, partial(initial_centers, init_centers="kmeans", per_channel=per_channel), bits=bits
         )
 
     def _learn(self, closure: Closure) -> Tensor:
-        """Take a base step."""
-        loss, gradients = self._gradients(closure, q=False, of=list(self._rates()))
+        loss, gradients = self._gradients(closure)
         self._base_step(gradients)
         return loss
 
-    def codebooks(self) -> Params:
-        """Return the centers for x as it is now."""
-        return self.centers if self.hard else self._started()
+    def _present_centers(self) -> Params:
+        return self._initial_centers()

@@ -1,16 +1,17 @@
 """Bai, Wang, Liberty: ProxQuant: Quantized Neural Networks via Proximal Operators, ICLR 2019."""
 
 from collections.abc import Sequence
+from functools import partial
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from quped.errors import check
 from quped.optim._buffers import write
-from quped.optim.base import Closure, QuantizedOptimizer, Schedule, at, schedule
+from quped.optim._guards import Closure
+from quped.optim.base import QuantizedOptimizer, Schedule, at, schedule
 from quped.optim.selection import GroupSpec, Selection
-from quped.quant import prox_weights
+from quped.quant import initial_centers, prox_weights
 
 
 class ProxQuant(QuantizedOptimizer):
@@ -26,22 +27,16 @@ class ProxQuant(QuantizedOptimizer):
         self, base: Optimizer, params: Selection | Sequence[GroupSpec], *, bits: int | None = 1, lam: Schedule
     ) -> None:
         """Take lambda(t) as `lam`; the method is for 1 bit only."""
-        super().__init__(base, params, signs, bits=bits)
+        super().__init__(base, params, partial(initial_centers, init_centers="unit"), bits=bits)
         self.lam = schedule(lam)
         for group in self.groups:
             check(group["bits"] == 1, "bits of ProxQuant", "1: its centers are -1 and 1", group["bits"])
 
     def _learn(self, closure: Closure) -> Tensor:
-        """Take a gradient step at x, then the proximal one."""
-        lam = at(self.lam, self.t)
-        loss, gradients = self._gradients(closure, q=False, of=list(self._rates()))
+        lam = at(self.lam, self.epoch)
+        loss, gradients = self._gradients(closure)
         self._base_step(gradients)
         rates = self._rates()
         moved = {k: prox_weights(x.detach(), self.centers[k], 2 * lam * rates[x]) for k, x in self._trained().items()}
         write(self.x, {name: x.clamp(-1, 1) for name, x in moved.items()})
         return loss
-
-
-def signs(weights: Tensor, m: int) -> Tensor:
-    """Return the centers -1 and 1, whatever the weights."""
-    return torch.linspace(-1, 1, m, dtype=weights.dtype, device=weights.device).unsqueeze(0)

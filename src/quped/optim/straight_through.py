@@ -1,19 +1,14 @@
 """Courbariaux, Bengio, David: BinaryConnect: Training Deep Neural Networks with binary weights during propagations,
 NeurIPS 2015; with the scale of Rastegari et al.: XNOR-Net, ECCV 2016."""
 
-from collections.abc import Sequence
-from functools import partial
-
 from torch import Tensor
-from torch.optim import Optimizer
 
-from quped.optim._levels import even, fit
-from quped.optim.base import Closure, QuantizedOptimizer
-from quped.optim.selection import GroupSpec, Selection
+from quped.optim._guards import Closure
+from quped.optim._levels import EvenLevels
 
 
-class StraightThrough(QuantizedOptimizer):
-    """Gradients at the quantized weights, taken for gradients by x.
+class StraightThrough(EvenLevels):
+    """The gradient at the quantized weights is used as the gradient by x.
 
     x <- the base optimizer's step from x with grad f(Q(x)),   Q(x) = alpha q
 
@@ -22,20 +17,5 @@ class StraightThrough(QuantizedOptimizer):
     follows x, x is not clipped to [-1, 1].
     """
 
-    def __init__(
-        self,
-        base: Optimizer,
-        params: Selection | Sequence[GroupSpec],
-        *,
-        bits: int | None = None,
-        per_channel: bool = False,
-    ) -> None:
-        """Wrap the base optimizer."""
-        super().__init__(base, params, partial(even, per_channel=per_channel), bits=bits)
-
     def _learn(self, closure: Closure) -> Tensor:
-        """Take a gradient step at Q(x), then fit the levels to the new x."""
-        loss = self._step_at(self._nearest_values(self.centers), closure)
-        fitted = {name: fit(x.detach(), self.centers[name]) for name, x in self._trained().items()}
-        self.centers = self.centers | fitted
-        return loss
+        return self._step_at(self._values(self.codebooks()), closure)
