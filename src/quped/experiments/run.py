@@ -239,10 +239,10 @@ def share_out(data: Dataset, experiment: Experiment, clients: int, seed: int) ->
     return [(subset(data.train, share.train), subset(data.train, share.test)) for share in held]
 
 
-def hold_out(indices: Indices, rng: np.random.Generator) -> Share:
-    """Split off a fifth of a client's training samples for validation."""
+def hold_out(indices: Indices, rng: np.random.Generator, fraction: float = VALIDATION_FRACTION) -> Share:
+    """Split off a fraction of the training samples for validation."""
     shuffled = rng.permutation(indices)
-    count = max(1, round(len(indices) * VALIDATION_FRACTION))
+    count = max(1, round(len(indices) * fraction))
     return Share(np.sort(shuffled[count:]), np.sort(shuffled[:count]))
 
 

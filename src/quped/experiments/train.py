@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,25 +18,32 @@ from torch.nn import functional
 
 from quped._evaluate import accuracy
 from quped._rng import generator, torch_seeded
-from quped.data import Dataset, Samples, Subset
+from quped.data import Dataset, Samples
 from quped.data.datasets import DATASETS
 from quped.data.partition import Indices
-from quped.errors import InvalidValueError, NetworkError, check, did_you_mean
+from quped.errors import InvalidValueError, NetworkError, check, check_whole, did_you_mean, number
+from quped.experiments.run import hold_out, subset
 from quped.models import NETWORKS, build
-from quped.optim.base import CENTER_GRAD_CLIP, QuantizedOptimizer
-from quped.optim.binary_relax import BinaryRelax, geometric
-from quped.optim.center_quant import CenterQuant
-from quped.optim.kmeans import KMeans
-from quped.optim.prox_quant import ProxQuant
-from quped.optim.selection import quantizable
-from quped.optim.straight_through import StraightThrough
+from quped.optim import (
+    BinaryRelax,
+    CenterQuant,
+    KMeans,
+    ProxQuant,
+    QuantizedOptimizer,
+    StraightThrough,
+    geometric,
+    quantizable,
+)
+from quped.optim.base import CENTER_GRAD_CLIP
 from quped.quant import MAX_BITS, LinearSchedule
+from quped.quant.sizes import float_bytes, packed_bytes
 from quped.records import RunRecord, versions
+from quped.records.nested import put_tensors, take_tensors
 from quped.typing import Batch, ModelState
 
 METHODS = {
     "centers": "Algorithm 1: weights and centers learn together",
-    "centers-ste": "the same, and weights learn from the quantized network, too (not in the paper)",
+    "centers-ste": "the same, with the mean of the gradients at the weights and at the quantized weights",
     "proxquant": "ProxQuant: fixed centers -1 and 1, 1 bit",
     "binaryrelax": "BinaryRelax: weights between float and projection",
     "straight-through": "straight-through estimator: BinaryConnect with a scale",
@@ -44,38 +51,43 @@ METHODS = {
     "float": "full precision, for comparison",
 }
 
+VALIDATION_FRACTION = 0.1
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained. Learning rates and lambda are the paper's, which leaves open epochs and batch size."""
+    """How a network is trained. By default a small network for handwritten digits, in well under a minute.
 
-    model: str = "resnet20"
-    data: str = "cifar10"
-    method: str = "centers"
-    bits: int = 1
-    epochs: int = 250
-    """0 evaluates the network as it is."""
-    finetune_epochs: int = 50
-    """The last epochs, after the weights were put on their centers."""
-    batch_size: int = 128
-    lr: float = 0.01
-    """Of Adam, without weight decay."""
-    lam: float = 1e-4
-    """lambda(t) = lam * t, t in epochs from 1 on."""
-    center_grad_clip: float = CENTER_GRAD_CLIP
-    """How large an entry of the gradient by a center may be."""
-    eta2: float = 1e-4
-    """The learning rate of the centers; a tenth of it from epoch 80 on, a hundredth from 140 on."""
-    schedule_epochs: int | None = None
-    """Epochs of the schedules of lambda and eta_2; by default `epochs`. A shortened run passes through all of them."""
-    seed: int = 0
-    warm_start: str | None = None
-    """A safetensors file with the network's weights to begin with."""
-    validation: bool = False
-    """Evaluate on a tenth of the training samples, which are then not trained on, instead of the test samples."""
+    The paper's ResNets on CIFAR-10 have epochs=250, finetune_epochs=50, lr=0.01 and lam=1e-4.
+    """
+
+    model: str = _option("cnn1", f"One of {', '.join(NETWORKS)}.")
+    data: str = _option("digits", "A data set: see `quped data list`.")
+    method: str = _option("centers", "; ".join(f"*{name}*: {text}" for name, text in METHODS.items()) + ".")
+    bits: int = _option(2, "Bits per quantized weight, 1 to 8.")
+    epochs: int = _option(60, "Passes through the training samples. 0 evaluates the network as it is.")
+    finetune_epochs: int = _option(12, "Of these, the last ones, after the weights were put on their centers.")
+    batch_size: int = _option(128, "Samples in a step.")
+    lr: float = _option(3e-3, "Learning rate of Adam.")
+    lam: float = _option(3e-3, "centers, centers-ste, proxquant: lambda(t) is this times t, in epochs from 1.")
+    center_grad_clip: float = _option(CENTER_GRAD_CLIP, "How large an entry of the gradient by a center may be.")
+    eta2: float = _option(
+        1e-4, "centers, centers-ste: learning rate of the centers; a tenth from epoch 80 on, a hundredth from 140 on."
+    )
+    schedule_epochs: int | None = _option(
+        None,
+        "Epochs of the schedules of lambda and eta2; by default `epochs`. A shortened run passes through the whole "
+        "schedule of the longer one that it stands for.",
+    )
+    seed: int = _option(0, "Random seed.")
+    warm_start: str | None = _option(None, "Weights to begin with: a safetensors file.")
+    validation: bool = _option(False, "Evaluate on a tenth of the training samples, which are then not trained on.")
 
     def __post_init__(self) -> None:
-        """Check the values."""
         for what, name, known in (
             ("network", self.model, NETWORKS),
             ("data set", self.data, DATASETS),
@@ -83,27 +95,39 @@ class Recipe:
         ):
             if name not in known:
                 raise InvalidValueError(f"There is no {what} '{name}'. {did_you_mean(name, known)}")
-        check(not self.quantizes or 1 <= self.bits <= MAX_BITS, "bits", "1 to 8", self.bits)
-        check(self.epochs >= 0, "epochs", "at least 0", self.epochs)
-        check(self.batch_size >= 1, "batch_size", "at least 1", self.batch_size)
-        check(0 <= self.finetune_epochs <= self.epochs, "finetune_epochs", "0 to epochs", self.finetune_epochs)
-        check(0 < self.lr < math.inf, "lr", "above 0 and finite", self.lr)
+        if self.quantizes:
+            check_whole("bits", self.bits, 1, MAX_BITS)
+        check_whole("epochs", self.epochs, 0)
+        check_whole("finetune_epochs", self.finetune_epochs, 0, self.epochs)
+        check_whole("batch_size", self.batch_size, 1)
+        if self.schedule_epochs is not None:
+            check_whole("schedule_epochs", self.schedule_epochs, 1)
+        check(0 < number(self.lr) < math.inf, "lr", "above 0 and finite", self.lr)
 
     @property
     def quantizes(self) -> bool:
         """Whether the network is quantized in the end."""
         return self.method != "float"
 
+    @property
+    def _pace(self) -> float:
+        """Epochs of the schedules that pass in one epoch of the run."""
+        return 1.0 if self.schedule_epochs is None or not self.epochs else self.schedule_epochs / self.epochs
+
+    def t_at(self, epoch: float) -> int:
+        """Return t, the epoch of the schedules from 1, at this time of the run, in epochs from 0."""
+        return math.floor(epoch * self._pace) + 1
+
+    def eta2_at(self, t: float) -> float:
+        """Return the learning rate of the centers at epoch t of the schedules."""
+        return self.eta2 * (1.0 if t < 80 else 0.1 if t < 140 else 0.01)
+
     def optimizer(self, model: nn.Module) -> QuantizedOptimizer:
         """Return the method's optimizer."""
-        adam, which, lam = (
-            torch.optim.Adam(model.parameters(), lr=self.lr),
-            quantizable(model),
-            LinearSchedule(self.lam),
-        )
+        adam, which = torch.optim.Adam(model.parameters(), lr=self.lr), quantizable(model)
+        lam = LinearSchedule(self.lam)
         match self.method:
             case "centers" | "centers-ste":
-                through = self.method == "centers-ste"
                 return CenterQuant(
                     adam,
                     which,
@@ -111,38 +135,27 @@ class Recipe:
                     lam=lam,
                     eta2=self.eta2,
                     center_grad_clip=self.center_grad_clip,
-                    straight_through=through,
+                    average_gradients=self.method == "centers-ste",
                 )
             case "proxquant":
                 return ProxQuant(adam, which, bits=self.bits, lam=lam)
             case "binaryrelax":
                 # As in the authors' published code: the second phase is the last quarter of the training epochs.
-                hard_from = 0.75 * (self.epochs - self.finetune_epochs) * self._stretch + 1
+                hard_from = 0.75 * (self.epochs - self.finetune_epochs) * self._pace + 1
                 return BinaryRelax(adam, which, bits=self.bits, lam=geometric(1.0, 1.04, hard_from))
             case "straight-through":
                 return StraightThrough(adam, which, bits=self.bits)
         # In full precision it is never hardened, and its bits do not matter.
         return KMeans(adam, which, bits=self.bits if self.quantizes else 1)
 
-    @property
-    def _stretch(self) -> float:
-        """Epochs of the schedules that pass in one epoch."""
-        return 1.0 if self.schedule_epochs is None else self.schedule_epochs / self.epochs
-
-    def t_at(self, epoch: float) -> int:
-        """Return t, the epoch of the full schedule from 1 on; of a shortened run several pass in one of its epochs."""
-        return math.floor(epoch * self._stretch) + 1
-
-    def eta2_at(self, t: float) -> float:
-        """Return the learning rate of the centers at epoch t of the full schedule."""
-        return self.eta2 * (1.0 if t < 80 else 0.1 if t < 140 else 0.01)
-
 
 class Epoch(NamedTuple):
-    """Told after every epoch; a point of the curve."""
+    """A point of the learning curve."""
 
     epoch: int
+    """From 0."""
     phase: str
+    """"train" or "finetune"."""
     loss: float
     """Mean over the epoch's batches, of the first evaluation in each step."""
     accuracy: float
@@ -150,51 +163,55 @@ class Epoch(NamedTuple):
     accuracy_float: float
     """Of x, the full-precision weights; the same after hardening."""
     seconds: float
+    """Since the run began."""
     weights: dict[str, Any]
-    """Of the largest quantized tensor: its name, how its weights are spread, and its centers."""
+    """Of the largest quantized tensor: its name, a histogram of its weights, and its centers."""
 
 
 BINS = 121
-"""Of the picture of the weights."""
+"""Of the histogram of the weights."""
 
-Tell = Callable[[Epoch | float], None]
+Progress = Callable[[Epoch | float], None]
 """Takes the share of the present epoch that is done, and every finished epoch."""
 
 
-def train(recipe: Recipe, record: RunRecord, tell: Tell = lambda _: None) -> dict[str, Any]:
-    """Train, from the last checkpoint on if there is one, and record it; return what `result.json` says.
+def train(recipe: Recipe, record: RunRecord, progress: Progress = lambda _: None) -> dict[str, Any]:
+    """Train, from the last checkpoint on if there is one, and record it; return the content of `result.json`.
 
-    The caller sees to it that no other process uses the record.
+    The caller ensures that no other process uses the record.
     """
     begun = record.checkpoints.rounds() > 0
     model, optimizer, samples, held = prepare(replace(recipe, warm_start=None) if begun else recipe)
-    points = resume(record, model, optimizer)
-    began = time.monotonic() - (points[-1].seconds if points else 0.0)
-    for epoch in range(len(points), recipe.epochs):
-        loss = one_epoch(recipe, epoch, model, optimizer, samples, tell)
+    curve = resume(record, model, optimizer)
+    began = time.monotonic() - (curve[-1].seconds if curve else 0.0)
+    for epoch in range(len(curve), recipe.epochs):
+        loss = one_epoch(recipe, epoch, model, optimizer, samples, progress)
         quantized = floating = evaluate(model, held)
         if recipe.quantizes and not optimizer.hard:
             with optimizer.quantized():
                 quantized = evaluate(model, held)
         phase = "finetune" if optimizer.hard else "train"
         seconds = round(time.monotonic() - began, 3)
-        reach = points[0].weights["reach"] if points else None
-        points.append(Epoch(epoch, phase, loss, quantized, floating, seconds, spread(optimizer, reach)))
-        record.point({"round": epoch, **points[-1]._asdict()})
-        save(record, epoch, model, optimizer, points)
-        tell(points[-1])
+        reach = curve[0].weights["reach"] if curve else None
+        curve.append(Epoch(epoch, phase, loss, quantized, floating, seconds, histogram(optimizer, reach)))
+        record.point({"round": epoch, **curve[-1]._asdict()})
+        save(record, epoch, model, optimizer, curve)
+        progress(curve[-1])
     if recipe.quantizes and not optimizer.hard:
         optimizer.harden(model)
-    if not points:
+    if not curve:
         reached = evaluate(model, held)
-        points = [Epoch(0, "train", math.nan, reached, reached, time.monotonic() - began, spread(optimizer))]
+        curve = [Epoch(0, "train", math.nan, reached, reached, time.monotonic() - began, histogram(optimizer))]
     record.model("model", model.state_dict())
+    state = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
     result = {
         "recipe": asdict(recipe),
-        "accuracy": points[-1].accuracy,
-        "curve": [point._asdict() for point in points],
-        "seconds": points[-1].seconds,
-        "images_per_second": round(recipe.epochs * len(samples) / points[-1].seconds, 1),
+        "accuracy": curve[-1].accuracy,
+        "bytes_packed": packed_bytes(state, optimizer.codebooks() if recipe.quantizes else {}),
+        "bytes_float32": float_bytes(state),
+        "curve": [point._asdict() for point in curve],
+        "seconds": curve[-1].seconds,
+        "images_per_second": round(recipe.epochs * len(samples) / curve[-1].seconds, 1),
         "threads": torch.get_num_threads(),
         "versions": versions(),
     }
@@ -218,8 +235,21 @@ def prepare(recipe: Recipe) -> tuple[nn.Module, QuantizedOptimizer, Samples, Sam
     return model, recipe.optimizer(model), samples, held
 
 
+def halves(data: Dataset, recipe: Recipe) -> tuple[Samples, Samples]:
+    """Return the samples to train on and the samples to evaluate on."""
+    if recipe.validation:
+        share = hold_out(np.arange(len(data.train)), generator(recipe.seed, "validation"), VALIDATION_FRACTION)
+        return subset(data.train, share.train), subset(data.train, share.test)
+    if data.writers is not None:
+        raise InvalidValueError(
+            f"The data set {data.name} is one pool, without test samples of its own: pass --validation "
+            "(validation=True), and a tenth is not trained on."
+        )
+    return data.train, data.test
+
+
 def one_epoch(
-    recipe: Recipe, epoch: int, model: nn.Module, optimizer: QuantizedOptimizer, samples: Samples, tell: Tell
+    recipe: Recipe, epoch: int, model: nn.Module, optimizer: QuantizedOptimizer, samples: Samples, progress: Progress
 ) -> float:
     """Pass once through the samples; return the mean loss."""
     if recipe.quantizes and not optimizer.hard and epoch >= recipe.epochs - recipe.finetune_epochs:
@@ -230,26 +260,17 @@ def one_epoch(
     model.train()
     with torch_seeded(recipe.seed, "steps", epoch):
         for i, batch in enumerate(ahead(recipe, epoch, samples, parts)):
-            optimizer.t = recipe.t_at(epoch + i / len(parts))
+            optimizer.epoch = recipe.t_at(epoch + i / len(parts))
             for group in optimizer.groups:
-                group["eta2"] = recipe.eta2_at(optimizer.t)
+                group["eta2"] = recipe.eta2_at(optimizer.epoch)
             losses.append(optimizer.step(partial(loss_of, model, batch)))
-            tell((i + 1) / len(parts))
+            progress((i + 1) / len(parts))
     return float(torch.stack(losses).mean())
 
 
-def loss_of(model: nn.Module, batch: Batch, _: bool) -> Tensor:
-    """Return the cross-entropy of whatever weights the network holds."""
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the cross-entropy of the weights that the network holds."""
     return functional.cross_entropy(model(*batch.inputs), batch.labels)
-
-
-def spread(optimizer: QuantizedOptimizer, reach: float | None = None) -> dict[str, Any]:
-    """Count the weights of the largest quantized tensor in BINS bins from -reach to reach, and tell its centers."""
-    name, x = max(optimizer.x.items(), key=lambda item: item[1].numel())
-    weights, centers = x.detach(), optimizer.codebooks()[name]
-    reach = 1.25 * float(max(weights.abs().max(), centers.abs().max())) if reach is None else reach
-    counts = torch.histc(weights.float(), BINS, -reach, reach).int().tolist()
-    return {"name": name, "reach": reach, "counts": counts, "centers": centers[0].tolist()}
 
 
 def ahead(recipe: Recipe, epoch: int, samples: Samples, parts: list[Indices]) -> Iterator[Batch]:
@@ -274,21 +295,6 @@ def channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def halves(data: Dataset, recipe: Recipe) -> tuple[Samples, Samples]:
-    """Return the samples to train on and those to evaluate on."""
-    if not recipe.validation:
-        if data.writers is not None:
-            raise InvalidValueError(
-                f"The data set {data.name} is one pool, without test samples of its own: pass --validation "
-                "(validation=True), and a tenth is not trained on."
-            )
-        return data.train, data.test
-    order = generator(recipe.seed, "validation").permutation(len(data.train))
-    cut = len(order) // 10
-    held, rest = (torch.from_numpy(np.sort(part)) for part in (order[:cut], order[cut:]))
-    return Subset(data.train, rest), Subset(data.train, held)
-
-
 def evaluate(model: nn.Module, samples: Samples) -> float:
     """Return the accuracy of a network as it is."""
     training = model.training
@@ -302,6 +308,15 @@ def evaluate(model: nn.Module, samples: Samples) -> float:
 EMPTY = ModelState({}, {})
 
 
+def histogram(optimizer: QuantizedOptimizer, reach: float | None = None) -> dict[str, Any]:
+    """Count the weights of the largest quantized tensor in BINS bins from -reach to reach; add its centers."""
+    name, x = max(optimizer.x.items(), key=lambda item: item[1].numel())
+    weights, centers = x.detach(), optimizer.codebooks()[name].centers
+    reach = 1.25 * float(max(weights.abs().max(), centers.abs().max())) if reach is None else reach
+    counts = torch.histc(weights.float(), BINS, -reach, reach).int().tolist()
+    return {"name": name, "reach": reach, "counts": counts, "centers": centers[0].tolist()}
+
+
 def load_weights(model: nn.Module, file: Path) -> None:
     """Load a safetensors file into a network that has just these tensors."""
     try:
@@ -312,50 +327,24 @@ def load_weights(model: nn.Module, file: Path) -> None:
             f"The weights {file} cannot be read: {error}. They must be a safetensors file."
         ) from error
     except RuntimeError as error:
-        raise InvalidValueError(f"The weights {file} are those of another network: {error}") from error
+        raise InvalidValueError(f"The weights {file} belong to another network: {error}") from error
 
 
-def save(record: RunRecord, epoch: int, model: nn.Module, optimizer: QuantizedOptimizer, points: list[Epoch]) -> None:
+def save(record: RunRecord, epoch: int, model: nn.Module, optimizer: QuantizedOptimizer, curve: list[Epoch]) -> None:
     """Write a checkpoint."""
-    tensors: dict[str, Tensor] = {}
-    info = packed({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tensors)
-    curve = [point._asdict() for point in points]
-    # Own memory for each: a model's tensors may share some.
-    tensors = {key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
-    record.checkpoints.save(epoch, tensors, {"round": epoch, "state": info, "curve": curve})
+    state, tensors = take_tensors({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    points = [point._asdict() for point in curve]
+    record.checkpoints.save(epoch, tensors, {"round": epoch, "state": state, "curve": points})
 
 
 def resume(record: RunRecord, model: nn.Module, optimizer: QuantizedOptimizer) -> list[Epoch]:
-    """Go on from the newest checkpoint, if there is one; return the epochs that are done."""
-    found = record.checkpoints.latest()
+    """Continue from the newest checkpoint, if there is one; return the finished epochs."""
+    latest = record.checkpoints.latest()
     record.rewind(record.checkpoints.rounds())
-    if found is None:
+    if latest is None:
         return []
-    tensors, about = found
-    state = unpacked(about["state"], tensors)
+    tensors, info = latest
+    state = put_tensors(info["state"], tensors)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    return [Epoch(**point) for point in about["curve"]]
-
-
-def packed(state: Any, tensors: dict[str, Tensor]) -> Any:
-    """Move the tensors of nested data to `tensors`, and leave their numbers, as JSON can hold them."""
-    if isinstance(state, Tensor):
-        tensors[str(len(tensors))] = state
-        return {"tensor": str(len(tensors) - 1)}
-    if isinstance(state, Mapping):
-        return {key: packed(value, tensors) for key, value in state.items()}
-    if isinstance(state, list):
-        return [packed(value, tensors) for value in state]
-    return state
-
-
-def unpacked(state: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Put the tensors back: the inverse of `packed`."""
-    if isinstance(state, Mapping):
-        if state.keys() == {"tensor"}:
-            return tensors[state["tensor"]]
-        return {key: unpacked(value, tensors) for key, value in state.items()}
-    if isinstance(state, list):
-        return [unpacked(value, tensors) for value in state]
-    return state
+    return [Epoch(**point) for point in info["curve"]]

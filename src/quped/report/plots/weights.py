@@ -10,7 +10,7 @@ from quped.report.plots.files import write
 
 
 def draw(curve: Sequence[dict[str, Any]], file: Path) -> None:
-    """Draw, epoch by epoch, where the weights of a layer are, and its centers; `curve` is that of a `result.json`."""
+    """Draw, epoch by epoch, where the weights of a layer are, and its centers; `curve` is of a `result.json`."""
     from matplotlib.colors import LogNorm  # here, because it would slow the start of every command
     from matplotlib.figure import Figure
 
@@ -29,9 +29,11 @@ def draw(curve: Sequence[dict[str, Any]], file: Path) -> None:
         origin="lower",
         extent=extent,
     )
-    centers = np.array([point["weights"]["centers"] for point in curve])
-    for i, path in enumerate(centers.T):
-        axis.plot(epochs, path, color="#cc4125", linewidth=1.2, label="centers" if i == 0 else None)
+    # An epoch is a column of the picture: lines reach both edges, also if there is only one epoch.
+    edges = [extent[0], *epochs, extent[1]]
+    for i, path in enumerate(zip(*(point["weights"]["centers"] for point in curve), strict=True)):
+        values = [path[0], *path, path[-1]]
+        axis.plot(edges, values, color="#cc4125", linewidth=1.2, label="centers" if i == 0 else None)
     hard = [point["epoch"] + 1 for point in curve if point["phase"] == "finetune"]
     if hard:
         axis.axvline(
