@@ -398,7 +398,7 @@ BAD_CLIENTS: list[tuple[dict[str, object], str]] = [
     ({"train": TensorSamples(NAN, samples(0, 20)[1])}, "training data of client 'phone' hold NaN"),
     ({"test": (torch.zeros(12, 5), samples(1, 12)[1])}, "network of client 'phone', on its test data, cannot run"),
     ({"bits": 1, "quantize": "middle.weight"}, "must be a list of names of parameters, got 'middle.weight'"),
-    ({"bits": 1, "init_centers": "mean"}, "init_centers must be 'range' or 'kmeans', got 'mean'"),
+    ({"bits": 1, "init_centers": "mean"}, "init_centers must be 'range', 'kmeans' or 'unit', got 'mean'"),
     ({"bits": 1, "model": constant_net}, "network of client 'phone' cannot be quantized: 'middle.weight': .* all 0"),
     ({"test": (samples(0, 20)[0], samples(0, 20)[1] + 5)}, "has 3 outputs but its labels go up to 7"),
     ({"train": (torch.zeros(20, 5), samples(0, 20)[1])}, "network of client 'phone' cannot run on its data"),

@@ -120,6 +120,15 @@ def test_kmeans_finds_separated_clusters(m: int) -> None:
     np.testing.assert_allclose(found, [clusters.mean(1)], rtol=1e-13)
 
 
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_unit_centers_do_not_depend_on_the_weights(per_channel: bool) -> None:
+    """From -1 to 1 in equal steps, also among weights that are all the same."""
+    for x in (torch.full((3, 4), 0.5), 7 * torch.randn(3, 4)):
+        for m, expected in ((2, [-1.0, 1.0]), (4, [-1.0, -1 / 3, 1 / 3, 1.0])):
+            centers = initial_centers(x, m, "unit", per_channel=per_channel)
+            assert centers.tolist() == [pytest.approx(expected)] * (3 if per_channel else 1)
+
+
 def test_kmeans_by_hand() -> None:
     """Weights 0, 1, 2, 10, 12 with two centers: 1 and 11."""
     x = torch.tensor([10.0, 0.0, 2.0, 12.0, 1.0])
@@ -161,5 +170,5 @@ def test_centers_do_not_belong_to_the_graph_of_the_weights() -> None:
 def test_an_unknown_start_is_refused() -> None:
     """A misspelt name does not silently become another one."""
     make: Callable[..., torch.Tensor] = initial_centers
-    with pytest.raises(InvalidValueError, match="init_centers must be 'range' or 'kmeans', got 'k-means'"):
+    with pytest.raises(InvalidValueError, match=r"init_centers must be .*, got 'k-means'"):
         make(torch.tensor([1.0, 2.0]), 2, "k-means")

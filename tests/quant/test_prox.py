@@ -8,7 +8,16 @@ from helpers.quant_reference import Array, array, exact_problems, layouts, repea
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quped.quant import descend_centers, nearest, place, prox_centers, prox_centers_exact, prox_weights
+from quped.quant import (
+    CenterProx,
+    descend_centers,
+    nearest,
+    place,
+    prox_centers,
+    prox_centers_exact,
+    prox_weights,
+    step_centers,
+)
 
 strengths = st.integers(0, 64).map(lambda n: n / 16)
 
@@ -248,3 +257,18 @@ def test_placing_carries_weights_along_with_their_centers(problem: tuple[Array, 
     rows = reference.grouped(on, centers)
     expected = [[moved[g, list(centers[g]).index(weight)] for weight in row] for g, row in enumerate(rows)]
     np.testing.assert_array_equal(found, np.array(expected).reshape(x.shape))
+
+
+@pytest.mark.parametrize(("center_prox", "expected"), [("linear", [[0.0, 9.0]]), ("exact", [[0.0, 10.0]])])
+def test_a_step_of_the_centers_by_hand(center_prox: CenterProx, expected: list[list[float]]) -> None:
+    """The gradient moves the second center from 10 to 9. Its three weights hold it in the exact prox only."""
+    x, centers, h = torch.tensor([10.0, 10.0, 10.0, 0.0]), torch.tensor([[0.0, 10.0]]), torch.tensor([[0.0, 2.0]])
+    moved = step_centers(centers, h, x, nearest(x, centers), lam=2.0, eta2=0.5, clip=10.0, center_prox=center_prox)
+    assert moved.tolist() == expected
+
+
+def test_a_step_of_the_centers_cuts_and_sorts() -> None:
+    """Gradients of 40 are cut to 8: the centers move by 6, past each other, and are sorted."""
+    x, centers, h = torch.tensor([0.0, 10.0]), torch.tensor([[0.0, 10.0]]), torch.tensor([[-40.0, 40.0]])
+    moved = step_centers(centers, h, x, nearest(x, centers), lam=0.0, eta2=0.75, clip=8.0)
+    assert moved.tolist() == [[4.0, 6.0]]
