@@ -44,7 +44,7 @@ def flops_per_image(recipe: Recipe) -> float:
 def main(network: str) -> None:
     """Measure and print."""
     threads = torch.get_num_threads()
-    recipes = {method: Recipe(model=network, method=method) for method in METHODS}
+    recipes = {method: Recipe(network, "cifar10", method, bits=1) for method in METHODS}
     flops = {method: flops_per_image(recipe) for method, recipe in recipes.items()}
     running = {method: contestant(recipe) for method, recipe in recipes.items()}
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}

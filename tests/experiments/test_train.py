@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
@@ -17,13 +18,13 @@ from quped.cli import app
 from quped.data import Subset
 from quped.data.datasets.digits import digits
 from quped.errors import InvalidValueError, QupedError
-from quped.experiments.train import METHODS, Epoch, Recipe, packed, train, unpacked
+from quped.experiments.train import METHODS, Epoch, Recipe, halves, train
 from quped.models import mlp
-from quped.optim import BinaryRelax, training
-from quped.optim.base import Closure, QuantizedOptimizer
+from quped.optim import BinaryRelax, Closure, QuantizedOptimizer
 from quped.records import CHECKPOINTS, RunRecord, exclusive
+from quped.report.plots.weights import draw
 
-SMALL = Recipe(model="mlp", data="digits", epochs=4, finetune_epochs=1, lr=3e-3, bits=2, batch_size=64)
+SMALL = Recipe("mlp", epochs=4, finetune_epochs=1, batch_size=64, lam=1e-4)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -104,20 +105,20 @@ def test_a_shortened_run_passes_through_the_whole_schedule(tmp_path: Path, monke
     step = QuantizedOptimizer.step
 
     def watched(optimizer: QuantizedOptimizer, closure: Closure) -> Tensor:
-        seen.append((optimizer.t, optimizer.groups[0]["eta2"]))
+        seen.append((optimizer.epoch, optimizer.groups[0]["eta2"]))
         return step(optimizer, closure)
 
     monkeypatch.setattr(QuantizedOptimizer, "step", watched)
-    recipe = replace(SMALL, epochs=2, finetune_epochs=1, batch_size=361, stretch=80.0, eta2=1e-4)
+    recipe = replace(SMALL, epochs=2, finetune_epochs=1, batch_size=361, schedule_epochs=160, eta2=1e-4)
     train(recipe, RunRecord.create(tmp_path / "run"))
     assert [t for t, _ in seen] == [1, 21, 41, 61, 81, 101, 121, 141]
     assert [eta2 for _, eta2 in seen] == pytest.approx([1e-4] * 4 + [1e-5] * 3 + [1e-6])
 
 
-@pytest.mark.parametrize(("epochs", "finetune", "stretch"), [(250, 50, 1.0), (10, 2, 25.0)])
-def test_binary_relax_has_its_authors_schedule(epochs: int, finetune: int, stretch: float) -> None:
+@pytest.mark.parametrize(("epochs", "finetune"), [(250, 50), (10, 2)])
+def test_binary_relax_has_its_authors_schedule(epochs: int, finetune: int) -> None:
     """lambda grows by 4 % in an epoch; the last quarter of the training epochs is exact, in a shortened run, too."""
-    recipe = Recipe("mlp", "digits", "binaryrelax", epochs=epochs, finetune_epochs=finetune, stretch=stretch)
+    recipe = Recipe("mlp", "digits", "binaryrelax", epochs=epochs, finetune_epochs=finetune, schedule_epochs=250)
     optimizer = recipe.optimizer(mlp((64,), 10))
     assert isinstance(optimizer, BinaryRelax)
     assert optimizer.lam(150) == pytest.approx(1.04**150)
@@ -127,22 +128,10 @@ def test_binary_relax_has_its_authors_schedule(epochs: int, finetune: int, stret
 def test_validation_samples_are_not_trained_on() -> None:
     """A tenth of the training samples; no test sample is looked at."""
     data = digits()
-    rest, held = training.halves(data, replace(SMALL, validation=True))
+    rest, held = halves(data, replace(SMALL, validation=True))
     assert (len(rest), len(held)) == (1298, 144)
     every = np.concatenate([cast(Subset, half).indices.numpy() for half in (rest, held)])
     assert sorted(every) == list(range(1442))
-
-
-def test_nested_state_survives_being_packed() -> None:
-    """Tensors go aside, everything else stays."""
-    state = {"a": [torch.ones(2), None, 1.5], "b": {"c": torch.zeros(1), "d": "x"}}
-    tensors: dict[str, torch.Tensor] = {}
-    flat = packed(state, tensors)
-    back = unpacked(json.loads(json.dumps(flat)), tensors)
-    assert torch.equal(back["a"][0], torch.ones(2))
-    assert back["a"][1:] == [None, 1.5]
-    assert torch.equal(back["b"]["c"], torch.zeros(1))
-    assert back["b"]["d"] == "x"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +140,7 @@ def test_nested_state_survives_being_packed() -> None:
         ({"model": "resnet21"}, r"no network 'resnet21'.*resnet20"),
         ({"data": "cifar"}, r"no data set 'cifar'"),
         ({"method": "center"}, r"no method 'center'.*centers"),
-        ({"bits": 9}, "bits must be 1 to 8"),
+        ({"bits": 9}, "bits must be .* from 1 to 8"),
         ({"finetune_epochs": 5}, "finetune_epochs"),
     ],
 )
@@ -161,64 +150,116 @@ def test_bad_recipes(change: dict[str, Any], words: str) -> None:
         replace(SMALL, **change)
 
 
+def quped(*arguments: str) -> str:
+    """Run the command line in this process; return what it prints."""
+    return CliRunner().invoke(app, arguments, catch_exceptions=False).output
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the call to the picture; a second call with --resume of a finished run shows it again."""
     monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
-    options = ["--data", "digits", "--bits", "2", "--epochs", "3", "--lr", "0.003", "--out", "run"]
-    done = runner.invoke(app, ["train", "mlp", *options], catch_exceptions=False)
-    assert "epoch 3/3" in done.output
-    assert "2-bit mlp after 3 epochs: test accuracy" in done.output
+    options = ["--epochs", "3", "--out", "run"]
+    printed = quped("train", "mlp", *options)
+    assert "epoch 3/3" in printed
+    assert "2-bit mlp after 3 epochs: test accuracy" in printed
+    assert "Size: 38.2 kB, 1.8 times smaller than 68.9 kB in float32" in printed
     assert {path.name for path in Path("run").iterdir()} == {
-        *("config.json", "curves.jsonl", "models", "result.json", "weights.png")
+        "config.json",
+        "curves.jsonl",
+        "models",
+        "result.json",
+        "weights.png",
     }
-    again = runner.invoke(app, ["train", "--resume", "run", "--json"], catch_exceptions=False)
-    assert json.loads(again.output)["recipe"]["bits"] == 2
+    again = json.loads(quped("train", "--resume", "run", "--json"))
+    assert again["recipe"]["bits"] == 2
+    assert again["bytes_packed"] < again["bytes_float32"]
     for arguments, words in (
-        (["train"], "which network"),
+        (["train"], "network to train"),
         (["train", "--resume", "run", "--epochs", "7"], "leave out epochs"),
         (["train", "mlp", *options], "--overwrite"),
-        (["train", "mlp", "--data", "digits", "--method", "proxquant", "--bits", "2", "--out", "other"], "ProxQuant"),
+        (["train", "mlp", "--method", "proxquant", "--out", "other"], "ProxQuant"),
         (["run", "--resume", "run"], "no run of `quped run`"),
     ):
         with pytest.raises(QupedError, match=words):
-            runner.invoke(app, arguments, catch_exceptions=False)
+            quped(*arguments)
     assert not Path("other").exists()
-    monkeypatch.setattr("quped.records.PATIENCE", 0.1)
+    monkeypatch.setattr("quped.records.files.PATIENCE", 0.1)
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     with exclusive(Path("run") / CHECKPOINTS), pytest.raises(QupedError, match="in use by another process"):
-        runner.invoke(app, ["train", "mlp", *options, "--seed", "1", "--overwrite"], catch_exceptions=False)
+        quped("train", "mlp", *options, "--seed", "1", "--overwrite")
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
 def test_the_commands_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is in the recipe; what follows from others, too."""
+    """Each is in the recipe, and so are the values that follow from others."""
     monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
     begin = ["train", "mlp", "--data", "digits", "--bits", "1", "--batch-size", "361"]
-    runner.invoke(app, [*begin, "--epochs", "1", "--method", "float", "--out", "float"], catch_exceptions=False)
+    assert "Size: 68.9 kB\n" in quped(*begin, "--epochs", "1", "--method", "float", "--out", "float")
     weights = Path("float/models/model.safetensors")
-    given = ["--epochs", "2", "--full-epochs", "50", "--finetune-epochs", "1", "--validation", "--seed", "3"]
+    given = ["--epochs", "2", "--schedule-epochs", "50", "--finetune-epochs", "1", "--validation", "--seed", "3"]
     more = ["--lr", "0.002", "--lam", "0.001", "--eta2", "1e-5", "--warm-start", str(weights), "--threads", "1"]
     before = torch.get_num_threads()
     try:
-        runner.invoke(app, [*begin, *given, *more, "--out", "run"], catch_exceptions=False)
+        quped(*begin, *given, *more, "--out", "run")
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
-    assert json.loads(Path("run/config.json").read_text())["recipe"] == {
-        **asdict(Recipe("mlp", "digits", bits=1, batch_size=361, epochs=2, finetune_epochs=1, stretch=25.0, seed=3)),
-        **{"lr": 0.002, "lam": 0.001, "eta2": 1e-5, "validation": True, "warm_start": str(weights.resolve())},
-    }
-    runner.invoke(app, [*begin, "--epochs", "5", "--out", "five"], catch_exceptions=False)
+    expected = Recipe(
+        "mlp",
+        bits=1,
+        batch_size=361,
+        epochs=2,
+        finetune_epochs=1,
+        schedule_epochs=50,
+        seed=3,
+        lr=0.002,
+        lam=0.001,
+        eta2=1e-5,
+        validation=True,
+        warm_start=str(weights.resolve()),
+    )
+    assert json.loads(Path("run/config.json").read_text())["recipe"] == asdict(expected)
+    quped(*begin, "--epochs", "5", "--out", "five")
     recipe = json.loads(Path("five/config.json").read_text())["recipe"]
-    assert (recipe["finetune_epochs"], recipe["stretch"]) == (1, 1.0)
+    assert (recipe["finetune_epochs"], recipe["schedule_epochs"]) == (1, None)
+
+
+@pytest.mark.slow
+def test_the_command_without_options_makes_a_good_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data to fetch, no file to have: 2 bits, handwritten digits, well under a minute."""
+    monkeypatch.chdir(tmp_path)
+    assert "2-bit cnn1 after 60 epochs: test accuracy" in quped("train", "cnn1")
+    (folder,) = Path("runs").iterdir()
+    result = json.loads((folder / "result.json").read_text())
+    assert result["accuracy"] > 0.94
+    assert result["bytes_float32"] / result["bytes_packed"] > 8
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_picture_shows_the_centers(epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each from edge to edge, also after a single epoch, in which no line has a length by itself."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr("quped.report.plots.weights.write", lambda figure, _: drawn.append(figure))
+    points = [
+        {
+            "epoch": epoch,
+            "phase": "train",
+            "weights": {"name": "w", "reach": 1.0, "counts": [1, 2, 1], "centers": [-0.5, 0.1 * epoch]},
+        }
+        for epoch in range(epochs)
+    ]
+    draw(points, tmp_path / "weights.png")
+    lines = drawn[0].axes[0].lines
+    assert len(lines) == 2
+    for line in lines:
+        where = np.asarray(line.get_xdata())
+        assert (where.min(), where.max()) == (0.5, epochs + 0.5)
 
 
 def test_one_pool_is_not_its_own_test() -> None:
     """Where training and test samples are one pool, accuracy on the latter would be that on the former."""
     data = replace(digits(), writers=np.zeros(len(digits().train), dtype=np.int64))
     with pytest.raises(InvalidValueError, match=r"digits is one pool.*--validation"):
-        training.halves(data, SMALL)
-    samples, held = training.halves(data, replace(SMALL, validation=True))
+        halves(data, SMALL)
+    samples, held = halves(data, replace(SMALL, validation=True))
     assert len(samples) + len(held) == len(data.train)

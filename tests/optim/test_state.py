@@ -12,29 +12,14 @@ from torch import Tensor, nn
 from quped import LinearSchedule
 from quped.errors import RunError
 from quped.optim import CenterQuant, KMeans, QuantizedOptimizer, quantizable
+from quped.records.nested import put_tensors, take_tensors
 
 
 def through_files(state: dict[str, Any]) -> dict[str, Any]:
     """Send a state through safetensors and JSON."""
-    tensors: dict[str, Tensor] = {}
-
-    def out(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            tensors[str(len(tensors))] = value
-            return {"tensor": str(len(tensors) - 1)}
-        if isinstance(value, dict):
-            return {key: out(entry) for key, entry in value.items()}
-        return [out(entry) for entry in value] if isinstance(value, list) else value
-
-    def back(value: Any) -> Any:
-        if isinstance(value, dict):
-            return loaded[value["tensor"]] if value.keys() == {"tensor"} else {k: back(v) for k, v in value.items()}
-        return [back(entry) for entry in value] if isinstance(value, list) else value
-
-    text = json.dumps(out(state))
-    loaded = load(save(tensors))
-    found: dict[str, Any] = back(json.loads(text))
-    return found
+    plain, tensors = take_tensors(state)
+    loaded: dict[str, Any] = put_tensors(json.loads(json.dumps(plain)), load(save(tensors)))
+    return loaded
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -32,7 +32,8 @@ Out = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already in --out.")]
 Resume = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Resume the interrupted run in DIR.", file_okay=False, show_default=False)
+    Path | None,
+    typer.Option(metavar="DIR", help="Resume the interrupted run in DIR.", file_okay=False, show_default=False),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that compute.", show_default="all cores")]
 Json = Annotated[bool, typer.Option("--json", help="Print result.json, and nothing else, on standard output.")]
@@ -161,7 +162,8 @@ def report(recipe: Recipe, result: dict[str, Any], record: RunRecord, console: C
     """Print how accurate and how large the network is, and draw its weights."""
     label = f"{recipe.bits}-bit {recipe.model}" if recipe.quantizes else recipe.model
     where = "validation" if recipe.validation else "test"
-    console.print(f"{label} after {recipe.epochs} epochs: {where} accuracy {result['accuracy']:.2%}")
+    length = "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs} epochs"
+    console.print(f"{label} after {length}: {where} accuracy {result['accuracy']:.2%}")
     packed, full = result["bytes_packed"], result["bytes_float32"]
     smaller = f", {full / packed:.1f} times smaller than {size(full)} in float32" if recipe.quantizes else ""
     console.print(f"Size: {size(packed)}{smaller}")
