@@ -136,8 +136,9 @@ def test_a_layer_that_was_replaced_is_noticed() -> None:
         torch.optim.SGD(model.parameters(), lr=0.1), quantizable(model), bits=1, lam=LinearSchedule(1e-4)
     )
     model[1] = nn.Linear(4, 4)
-    with pytest.raises(RunError, match=r"'1\.weight' is no longer the parameter that was selected"):
-        optimizer.harden(model)
+    for use in (lambda: optimizer.harden(model), lambda: optimizer.step(lambda: model(torch.ones(1, 4)).sum())):
+        with pytest.raises(RunError, match=r"'1\.weight' is no longer the parameter that was selected"):
+            use()
     anything: Any = model
     with pytest.raises(InvalidValueError, match=r"parameters to quantize must be quantizable\(model\)"):
         CenterQuant(torch.optim.SGD(model.parameters(), lr=0.1), anything, bits=1, lam=LinearSchedule(1e-4))

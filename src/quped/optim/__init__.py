@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper for one network on one machine: a wrapper around a PyTorch optimizer; and its peers.
+"""Algorithm 1 of the paper for one network on one machine: a wrapper around a PyTorch optimizer, and its peers.
 
 >>> from quped import LinearSchedule
 >>> from quped.optim import CenterQuant, quantizable
@@ -12,13 +12,13 @@
 Learning-rate schedulers take the base optimizer, here the Adam. Its parameter groups are also `opt.param_groups`.
 """
 
-from quped.optim._buffers import recalibrate
 from quped.optim._guards import Closure
 from quped.optim.base import QuantizedOptimizer, Schedule
 from quped.optim.binary_relax import BinaryRelax, geometric
 from quped.optim.center_quant import CenterQuant
 from quped.optim.kmeans import KMeans
 from quped.optim.prox_quant import ProxQuant
+from quped.optim.recalibrate import recalibrate
 from quped.optim.selection import Group, GroupSpec, Selection, quantizable
 from quped.optim.straight_through import StraightThrough
 

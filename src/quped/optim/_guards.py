@@ -1,17 +1,17 @@
-"""What keeps a step sound: checks of the loss and its gradients, and the way back from a step that fails."""
+"""Checks of the loss and its gradients, and the restoration after a step that fails."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from quped.errors import RunError, check
-from quped.optim._buffers import clones, write
+from quped.optim._network import SelectedNetwork, clones, write
 
 Closure = Callable[[], Tensor]
 """Runs the network on a batch and returns the loss, without `backward()`."""
@@ -31,12 +31,10 @@ class Guard:
     """Watches over the steps of one network."""
 
     base: Optimizer
-    model: nn.Module
-    selected: Mapping[str, Tensor]
-    """The parameters that are quantized."""
+    network: SelectedNetwork
 
     def loss(self, closure: Closure, where: str) -> Tensor:
-        """Return what the closure returns, if it is a loss that can be differentiated."""
+        """Call the closure and return its loss, if it is one number that can be differentiated."""
         trained = list(learning_rates(self.base))
         before = [parameter.grad for parameter in trained]
         for parameter in trained:
@@ -72,7 +70,7 @@ class Guard:
             if gradient is None:
                 continue
             if gradient.is_sparse:
-                if (name := self._name(parameter)) in self.selected:
+                if (name := self._name(parameter)) in self.network.x:
                     raise RunError(f"The gradient of '{name}' is sparse: quantize layers with sparse=False only.")
             elif not bool(gradient.isfinite().all()):
                 raise RunError(
@@ -82,19 +80,19 @@ class Guard:
         return gradients
 
     def _name(self, parameter: Tensor) -> str:
-        names = (name for name, own in self.model.named_parameters() if own is parameter)
+        names = (name for name, own in self.network.model.named_parameters() if own is parameter)
         return next(names, "a parameter beside the network")
 
     @contextmanager
     def undo_on_error(self) -> Iterator[None]:
         """Restore the weights, the buffers and the state of the base optimizer if the block ends with an error."""
         weights = {str(i): tensor for i, tensor in enumerate(learning_rates(self.base))}
-        before, buffers, state = clones(weights), clones(dict(self.model.named_buffers())), copied_state(self.base)
+        before, buffers, state = clones(weights), clones(self.network.buffers()), copied_state(self.base)
         try:
             yield
         except BaseException:
             write(weights, before)
-            write(dict(self.model.named_buffers()), buffers)
+            write(self.network.buffers(), buffers)
             self.base.zero_grad()
             self.base.state.clear()
             self.base.state.update(state)

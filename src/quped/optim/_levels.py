@@ -33,10 +33,10 @@ class EvenLevels(QuantizedOptimizer):
 
     def _step_at(self, values: Params, closure: Closure) -> Tensor:
         """Take a base step of x with the gradient at other values of it, and fit the levels; return the loss there."""
-        with self._holding(values):
+        with self._network.holding(values):
             loss, gradients = self._gradients(closure)
         self._base_step(gradients)
-        fitted = {name: fit(x.detach(), self.centers[name]) for name, x in self._trained().items()}
+        fitted = {name: fit(x.detach(), self.centers[name]) for name, x in self._network.trained().items()}
         self.centers = self.centers | fitted
         return loss
 

@@ -1,4 +1,4 @@
-"""What an optimizer saves, as plain data, and whether a saved state is one of it."""
+"""States of optimizers as plain data, and whether a saved one fits."""
 
 from collections.abc import Mapping
 from reprlib import repr as brief

@@ -1,4 +1,4 @@
-"""The interface of the quantizing optimizers, and what their steps have in common."""
+"""The interface of the quantizing optimizers, and the common parts of their steps."""
 
 import inspect
 import math
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from quped.errors import InvalidValueError, RunError, check
-from quped.optim._buffers import clones, holding, write
 from quped.optim._guards import Closure, Gradients, Guard, learning_rates
+from quped.optim._network import SelectedNetwork, clones, write
 from quped.optim._state import check_state, plain
 from quped.optim.selection import GroupSpec, Selection, groups_of
 from quped.quant import Assignment, Codebook, assign, descend_centers, place
@@ -25,7 +25,7 @@ Schedule = Callable[[float], float]
 """lambda(t)."""
 
 CENTER_GRAD_CLIP = 10.0
-"""How large an entry of h, the gradient by a center, may be; larger ones are cut. That of the authors' code."""
+"""How large an entry of h, the gradient by a center, may be; larger ones are cut. The authors' code has the same."""
 
 
 def schedule(lam: Schedule) -> Schedule:
@@ -79,13 +79,12 @@ class QuantizedOptimizer(ABC):
         self.base = base
         self.center_grad_clip = center_grad_clip
         self.model, self.groups = groups_of(params, bits, eta2)
+        self._network = SelectedNetwork(self.model, [name for group in self.groups for name in group["names"]])
+        self._guard = Guard(base, self._network)
         self.epoch = 1.0
         """The t of lambda(t), from 1: set it at the start of each epoch. Left alone, lambda(1) holds throughout."""
         self.hard = False
         """Whether `harden` has been called."""
-        named = dict(self.model.named_parameters())
-        self.x: Params = {name: named[name] for group in self.groups for name in group["names"]}
-        """The selected parameters themselves."""
         rates = self._rates()
         if strange := [name for name, x in self.x.items() if x not in rates]:
             raise InvalidValueError(
@@ -96,10 +95,8 @@ class QuantizedOptimizer(ABC):
         """c: for each selected parameter its centers, `[1, m]` or `[channels, m]`, sorted."""
         self.assigned: Params = {}
         """After `harden`, which center each weight has."""
-        self.q_buffers: Params = clones(self._buffers()) if self.centers_learn else {}
-        """Until `harden`, buffers of the network running Q_c(x), if it does; the network has those of x."""
-        self._guard = Guard(base, self.model, self.x)
-        self._holds_x = True
+        self.q_buffers: Params = clones(self._network.buffers()) if self.centers_learn else {}
+        """Until `harden`, the buffers of Q_c(x) if the network runs it. The network itself has the buffers of x."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -107,12 +104,17 @@ class QuantizedOptimizer(ABC):
         return self.base.param_groups
 
     @property
+    def x(self) -> Params:
+        """The selected parameters themselves."""
+        return self._network.x
+
+    @property
     def is_quantized(self) -> bool:
         """Whether the network holds quantized weights now, in place of x: a closure may ask.
 
         BinaryRelax has weights between x and Q_c(x), which count as quantized.
         """
-        return self.hard or not self._holds_x
+        return self.hard or not self._network.holds_x
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, as training loops do; `step` does so by itself."""
@@ -126,7 +128,7 @@ class QuantizedOptimizer(ABC):
             loss is of the first call.
         """
         check(callable(closure), "closure", "a function without arguments that returns the loss", closure)
-        self._check_holds_x("take a step")
+        self._network.check_ready("take a step")
         own = dict(self.centers), dict(self.assigned), dict(self.q_buffers)
         try:
             with self._guard.undo_on_error():
@@ -150,24 +152,22 @@ class QuantizedOptimizer(ABC):
     def harden(self, model: nn.Module) -> None:
         """Put Q_c(x) into the network, with the buffers that belong to it; from here on, `step` fine-tunes."""
         check(model is self.model, "network to harden", "the one that the optimizer trains", type(model).__name__)
-        self._check_holds_x("harden the network")
-        self._check_selected()
+        self._network.check_ready("harden the network")
         if self.hard:
             raise RunError("The network is hard already: harden() is called once, between training and fine-tuning.")
         books = self.codebooks()
         self.centers = {name: book.centers for name, book in books.items()}
         self.assigned = {name: book.indices for name, book in books.items()}
         write(self.x, self._values(books))
-        write(self._buffers(), self.q_buffers)
+        write(self._network.buffers(), self.q_buffers)
         self.q_buffers = {}
         self.hard = True
 
     @contextmanager
     def quantized(self) -> Iterator[None]:
         """Let the network be Q_c(x), with its buffers, within the block. Afterwards it is as it was before."""
-        self._check_holds_x("enter quantized() again")
-        self._check_selected()
-        with self._holding(self._values(self.codebooks())), holding(self._buffers, self.q_buffers):
+        self._network.check_ready("enter quantized() again")
+        with self._network.holding(self._values(self.codebooks()), self.q_buffers):
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class QuantizedOptimizer(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; the network loads its own by itself. A state of something else changes nothing."""
-        self._check_holds_x("load a state")
+        self._network.check_ready("load a state")
         check_state(state, self._identity(), self._shapes(hard=bool(state.get("hard"))))
         base = plain(state["base"])
         self.base.load_state_dict({**base, "state": {int(key): value for key, value in base["state"].items()}})
@@ -201,7 +201,7 @@ class QuantizedOptimizer(ABC):
         self.q_buffers = clones(state["q_buffers"])
 
     def _identity(self) -> dict[str, Any]:
-        """Return, as plain data, what must be equal for a state to fit."""
+        """Return, as plain data, the properties that a state must share."""
         return {
             "method": type(self).__name__,
             "optimizer": type(self.base).__name__,
@@ -215,7 +215,7 @@ class QuantizedOptimizer(ABC):
         tensors = {
             "centers": self.centers,
             "assigned": {name: grouped(self.x[name], c) for name, c in self.centers.items()} if hard else {},
-            "q_buffers": self._buffers() if apart else {},
+            "q_buffers": self._network.buffers() if apart else {},
         }
         return {key: {name: tuple(t.shape) for name, t in entries.items()} for key, entries in tensors.items()}
 
@@ -225,7 +225,7 @@ class QuantizedOptimizer(ABC):
         # A parameter without a gradient is left alone by optimizers: no momentum, no weight decay.
         self._base_step(gradients | dict.fromkeys(self.x.values()))
         eta2 = self._eta2()
-        for name, x in self._trained().items() if self.centers_learn else ():
+        for name, x in self._network.trained().items() if self.centers_learn else ():
             c, assigned = self.centers[name], self.assigned[name]
             h = pull_back(partial(place, assigned=assigned, shape=x.shape), c, gradients[x])
             moved = descend_centers(c, h, eta2[name], self.center_grad_clip)
@@ -250,17 +250,9 @@ class QuantizedOptimizer(ABC):
         """Return the present learning rate of every parameter that the base optimizer trains."""
         return learning_rates(self.base)
 
-    def _trained(self) -> Params:
-        """Return the selected parameters without frozen ones, which stay as they are, with their centers."""
-        return {name: x for name, x in self.x.items() if x.requires_grad}
-
     def _eta2(self) -> dict[str, float]:
         """Return the learning rate of the centers of every selected parameter."""
         return {name: group["eta2"] for group in self.groups for name in group["names"]}
-
-    def _buffers(self) -> Params:
-        """Return the buffers of the network themselves."""
-        return dict(self.model.named_buffers())
 
     def _initial_centers(self) -> Params:
         """Return centers for the present x."""
@@ -284,30 +276,6 @@ class QuantizedOptimizer(ABC):
     def _values(self, books: Mapping[str, Codebook]) -> Params:
         """Return every weight at its center."""
         return {name: place(book.centers, book.indices, self.x[name].shape) for name, book in books.items()}
-
-    @contextmanager
-    def _holding(self, values: Params) -> Iterator[None]:
-        """Let the network hold other values of the selected parameters within a block."""
-        self._holds_x = False
-        try:
-            with holding(lambda: self.x, values):
-                yield
-        finally:
-            self._holds_x = True
-
-    def _check_holds_x(self, purpose: str) -> None:
-        """Raise an error where the network does not hold x, or after hardening its own weights."""
-        if not self._holds_x:
-            raise RunError(f"Within quantized() the network does not hold x: leave the block before you {purpose}.")
-
-    def _check_selected(self) -> None:
-        """Raise an error if the network no longer holds a parameter that is trained here."""
-        named = dict(self.model.named_parameters())
-        if lost := [name for name, x in self.x.items() if named.get(name) is not x]:
-            raise RunError(
-                f"The network's '{lost[0]}' is no longer the parameter that was selected: after a layer was replaced, "
-                "make a new optimizer."
-            )
 
 
 def pull_back(f: Callable[[Tensor], Tensor], at: Tensor, gradient: Tensor | None) -> Tensor:

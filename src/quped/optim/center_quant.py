@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from quped.errors import check
-from quped.optim._buffers import clones, holding, write
 from quped.optim._guards import Closure, Gradients
+from quped.optim._network import clones, write
 from quped.optim.base import CENTER_GRAD_CLIP, QuantizedOptimizer, Schedule, at, pull_back, schedule
 from quped.optim.selection import GroupSpec, Selection
 from quped.quant import Assignment, CenterInit, initial_centers, place, prox_weights, quantize, step_centers
@@ -60,7 +60,7 @@ class CenterQuant(QuantizedOptimizer):
         lam: lambda(t), such as LinearSchedule(1e-4); t is `epoch`.
         eta2: eta_2, the learning rate of the centers.
         center_grad_clip: how large an entry of h may be; larger ones are cut.
-        assignment: to which center a weight belongs: the "nearest", or with two centers that of its "sign".
+        assignment: to which center a weight belongs: the "nearest", or, if there are two, the one of its "sign".
         sharpness: P of the soft quantizer.
         average_gradients: a variation that is not in the paper. g is the mean of the gradient at x and the gradient at
             Q_c(x), used as one by x (Bengio, Leonard, Courville, 2013). h comes from the same pass, before x moves.
@@ -92,7 +92,7 @@ class CenterQuant(QuantizedOptimizer):
         elif self.sharpness < math.inf:
             self._add_soft_gradients(closure, gradients)
         self._base_step(gradients)
-        c, rates, eta2, trained = self.centers, self._rates(), self._eta2(), self._trained()
+        c, rates, eta2, trained = self.centers, self._rates(), self._eta2(), self._network.trained()
         # A proximal step leaves every weight with its center: the assignment serves for both.
         assigned = self._assign(c)
         write(self.x, {k: prox_weights(x.detach(), c[k], lam * rates[x], assigned[k]) for k, x in trained.items()})
@@ -117,9 +117,9 @@ class CenterQuant(QuantizedOptimizer):
     def _add_soft_gradients(self, closure: Closure, gradients: Gradients) -> None:
         """Add grad_x f(Q~_c(x)). The buffers of this pass are dropped: Q~ takes its own in the pass of the centers."""
         soft = {name: self._soft(x.detach(), self.centers[name]) for name, x in self.x.items()}
-        with self._holding(soft), holding(self._buffers, self.q_buffers):
+        with self._network.holding(soft, self.q_buffers):
             _, at_q = self._gradients(closure)
-        for name, x in self._trained().items():
+        for name, x in self._network.trained().items():
             at_q[x] = pull_back(partial(self._soft, centers=self.centers[name]), x, at_q[x])
         for parameter, further in at_q.items():
             gradients[parameter] = added(gradients[parameter], further)
@@ -133,12 +133,12 @@ class CenterQuant(QuantizedOptimizer):
             hard = self.sharpness == math.inf
             return place(c, assigned[name], x[name].shape) if hard else self._soft(x[name], c)
 
-        with self._holding({k: values(c, k) for k, c in self.centers.items()}), holding(self._buffers, self.q_buffers):
+        with self._network.holding({k: values(c, k) for k, c in self.centers.items()}, self.q_buffers):
             _, gradients = self._gradients(closure, of)
-            self.q_buffers = clones(self._buffers())
+            self.q_buffers = clones(self._network.buffers())
         h = {
             name: pull_back(partial(values, name=name), self.centers[name], gradients[parameter])
-            for name, parameter in self._trained().items()
+            for name, parameter in self._network.trained().items()
         }
         return h, gradients
 

@@ -15,7 +15,7 @@ from quped.typing import Params
 
 
 class KMeans(QuantizedOptimizer):
-    """The base optimizer alone; `harden` then puts each weight on the nearest of 2^bits centers, found by k-means."""
+    """The base optimizer alone; `harden` then puts each weight on the nearest of 2^bits centers, placed by k-means."""
 
     def __init__(
         self,

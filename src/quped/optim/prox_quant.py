@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from quped.errors import check
-from quped.optim._buffers import write
 from quped.optim._guards import Closure
+from quped.optim._network import write
 from quped.optim.base import QuantizedOptimizer, Schedule, at, schedule
 from quped.optim.selection import GroupSpec, Selection
 from quped.quant import initial_centers, prox_weights
@@ -36,7 +36,7 @@ class ProxQuant(QuantizedOptimizer):
         lam = at(self.lam, self.epoch)
         loss, gradients = self._gradients(closure)
         self._base_step(gradients)
-        rates = self._rates()
-        moved = {k: prox_weights(x.detach(), self.centers[k], 2 * lam * rates[x]) for k, x in self._trained().items()}
-        write(self.x, {name: x.clamp(-1, 1) for name, x in moved.items()})
+        c, rates, trained = self.centers, self._rates(), self._network.trained()
+        pulled = {k: prox_weights(x.detach(), c[k], 2 * lam * rates[x]) for k, x in trained.items()}
+        write(self.x, {k: x.clamp(-1, 1) for k, x in pulled.items()})
         return loss
