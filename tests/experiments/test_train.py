@@ -1,4 +1,4 @@
-"""`quped train`: that it learns, goes on where it was, and says what is wrong."""
+"""`quped train`: it learns, resumes, and names mistakes."""
 
 import json
 import math
@@ -29,7 +29,7 @@ SMALL = Recipe("mlp", epochs=4, finetune_epochs=1, batch_size=64, lam=1e-4)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns(method: str, tmp_path: Path) -> None:
-    """Better than guessing; the middle layer of what is stored has 2^bits values, unless it is not quantized."""
+    """Better than guessing; the middle layer of the stored network has 2^bits values, unless it is not quantized."""
     recipe = replace(SMALL, method=method, bits=1, lam=0.01)
     result = train(recipe, RunRecord.create(tmp_path))
     assert result["accuracy"] > 0.4
@@ -63,8 +63,8 @@ def test_interrupted_and_resumed_is_never_interrupted(tmp_path: Path) -> None:
     assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3]
 
 
-def test_going_on_needs_no_weights_to_begin_with(tmp_path: Path) -> None:
-    """They are in the checkpoint; the file may be gone. Recorded centers are those of the weights at that time."""
+def test_a_resumed_run_needs_no_initial_weights(tmp_path: Path) -> None:
+    """The checkpoint has the weights: the file may be gone. Recorded centers belong to the weights at that time."""
     weights = tmp_path / "weights.safetensors"
     save_file(mlp(digits().input_shape, 10).state_dict(), weights)
     record = RunRecord.create(tmp_path / "run")
@@ -82,7 +82,7 @@ def test_going_on_needs_no_weights_to_begin_with(tmp_path: Path) -> None:
 
 
 def test_warm_start(tmp_path: Path) -> None:
-    """With no epochs, the accuracy is that of the weights."""
+    """With no epochs, the accuracy is the one of the given weights."""
     data = digits()
     torch.manual_seed(0)
     network = mlp(data.input_shape, 10)

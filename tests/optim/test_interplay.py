@@ -1,4 +1,4 @@
-"""What training loops do beside the steps: freezing, clipping, gradients, copies, buffers of their own."""
+"""Training loops beside the steps: freezing, clipping, gradients, copies, buffers."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ from quped.optim import CenterQuant, quantizable
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_frozen_parameters_stay(method: str, hard: bool) -> None:
-    """One that is quantized and one that is not, frozen after some steps; everything else learns on."""
+    """One that is quantized and one that is not, frozen after some steps; everything else learns."""
     model = bn_net()
     opt = METHODS[method](torch.optim.Adam(model.parameters(), lr=0.01), quantizable(model))
     train(opt, model, batches(2))
@@ -35,7 +35,7 @@ def test_frozen_parameters_stay(method: str, hard: bool) -> None:
 
 
 def test_all_quantized_parameters_may_be_frozen() -> None:
-    """Then the others learn, and the statistics of the quantized network go on."""
+    """Then the others learn, and the statistics of the quantized network continue."""
     model = bn_net()
     opt = CenterQuant(
         torch.optim.Adam(model.parameters(), lr=0.01), quantizable(model), bits=2, lam=LinearSchedule(0.1)
@@ -52,10 +52,10 @@ def test_gradients_are_clipped_by_a_hook() -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     opt = CenterQuant(sgd, quantizable(model), bits=2, lam=LinearSchedule(0))
 
-    def center_grad_clip(*_: Any) -> None:
+    def clip(*_: Any) -> None:
         clip_grad_norm_(model.parameters(), 1e-3)
 
-    sgd.register_step_pre_hook(center_grad_clip)
+    sgd.register_step_pre_hook(clip)
     before = [p.detach().clone() for p in model.parameters()]
     opt.zero_grad()
     train(opt, model, batches(1))
@@ -64,7 +64,7 @@ def test_gradients_are_clipped_by_a_hook() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_copies_go_on_alike(method: str) -> None:
+def test_copies_continue_alike(method: str) -> None:
     """Network and optimizer, pickled or copied together."""
     model = bn_net()
     opt = METHODS[method](torch.optim.Adam(model.parameters(), lr=0.01), quantizable(model))
@@ -81,7 +81,6 @@ class RunningMean(nn.Module):
     mean: Tensor
 
     def __init__(self) -> None:
-        """CenterInit at 0."""
         super().__init__()
         self.register_buffer("mean", torch.zeros(12))
 

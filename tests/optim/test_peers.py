@@ -1,4 +1,4 @@
-"""One step of every peer against NumPy, and what all methods have in common."""
+"""One step of every peer against NumPy, and the common behaviour of all methods."""
 
 import math
 
@@ -127,7 +127,7 @@ def test_proxquant_is_for_one_bit() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("method", METHODS)
-def test_hard_weights_have_few_values_and_everything_else_learns_on(method: str, dtype: torch.dtype) -> None:
+def test_hard_weights_have_few_values_and_everything_else_learns(method: str, dtype: torch.dtype) -> None:
     """For every method: `quantized` shows what `harden` makes; fine-tuning keeps each weight's center."""
     model = bn_net().to(dtype)
     opt = METHODS[method](torch.optim.Adam(model.parameters(), lr=0.01), quantizable(model))

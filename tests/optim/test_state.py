@@ -1,4 +1,4 @@
-"""To save, to load and to go on as if nothing had happened."""
+"""States: saved, loaded and continued, bit for bit."""
 
 import json
 from typing import Any
@@ -42,7 +42,7 @@ def build(method: str, seed: int) -> tuple[nn.Module, QuantizedOptimizer]:
 @pytest.mark.parametrize("harden_at", [2, 4, 99], ids=["hard", "soft then hard", "soft"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_is_the_same_run(method: str, harden_at: int) -> None:
-    """Saved after three steps, gone on with in a new process, so to say: every bit is the same."""
+    """Saved after three steps and continued by a new optimizer on a new network: every bit is the same."""
     data = batches(6)
 
     def go(opt: QuantizedOptimizer, model: nn.Module, first: int, last: int) -> None:
@@ -68,7 +68,7 @@ def test_a_resumed_run_is_the_same_run(method: str, harden_at: int) -> None:
 
 
 def test_a_state_is_a_copy() -> None:
-    """What was saved does not change when training goes on; neither do two optimizers share what was loaded."""
+    """A saved state does not change when training continues, and two optimizers do not share a loaded one."""
     model, opt = build("CenterQuant", 0)
     train(opt, model, batches(2))
     saved = opt.state_dict()
