@@ -163,8 +163,9 @@ def descend_weights(problem: Problem, learner: Learner, grads: Params, penalty: 
 
 
 def half_steps(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor, Params]:
-    """Straight-through: step x along grad f(x), then along the gradient at Q_c(x), as if Q_c were the identity (Bengio, Leonard
-    and Courville, 2013), each with half of the learning rate. Return it, the loss at x, and h of the second gradient.
+    """Step x along grad f(x), then straight through: along the gradient at Q_c(x), as if Q_c were the identity (Bengio,
+    Leonard and Courville, 2013), each with half of the learning rate. Return it, the loss at x, and h of the second
+    gradient.
 
     With whole steps, or with the sum of both gradients in one, single clients lose their network for good.
     """

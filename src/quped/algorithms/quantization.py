@@ -20,13 +20,13 @@ class Quantization:
     lam: Mapping[int, LinearSchedule] = field(default_factory=lambda: dict(PAPER))
     """lambda(t) by bit-width, 1 to 8; one that is not listed takes the next lower one, or else the lowest."""
     assignment: Assignment = "sign"
-    """How weights are assigned to the two centers of 1 bit: by "sign", as in the authors' code, or to the "nearest", as in
-    the paper. By sign, a center that moves outward keeps its weights."""
+    """How weights are assigned to the two centers of 1 bit: by "sign", as in the authors' code, or to the "nearest", as
+    in the paper. By sign, a center that moves outward keeps its weights."""
     sharpness: float = math.inf
     """P of the soft quantizer. Infinite in the paper's experiments: the hard quantizer, with a gradient by x of 0."""
     straight_through: bool = False
-    """x takes two half steps: one along grad f(x), one along the gradient at Q_c(x), straight through Q_c. The paper has
-    no such step. Not with a finite P."""
+    """x takes two half steps: one along grad f(x), one along the gradient at Q_c(x), straight through Q_c.
+    The paper has no such step. Not with a finite P."""
     update_centers: bool = True
     """False leaves the centers where they start."""
     center_prox: CenterProx = "linear"
