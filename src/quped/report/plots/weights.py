@@ -41,6 +41,7 @@ def draw(curve: Sequence[dict[str, Any]], file: Path) -> None:
         )
     axis.set_title(f"weights of {first['name']}", loc="left")
     axis.set(xlabel="epoch", ylabel="value", xlim=extent[:2], ylim=extent[2:])
+    axis.locator_params(axis="x", integer=True)
     # Above the picture, where it hides no center.
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False)
     figure.colorbar(image, label="share of the weights", pad=0.02)
