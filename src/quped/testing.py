@@ -156,15 +156,21 @@ def round_changes_no_input(algorithm: AnyAlgorithm) -> None:
         spec, clock, steps = small_spec(algorithm), Clock(4, 2, phase, 2.0, 0.1), small_batches(algorithm)
         shared = algorithm.init_shared(spec)
         personal = algorithm.init_personal(spec, shared)
-        work = algorithm.start(spec, shared, personal, clock)
-        inputs = (shared, personal, work, spec.initial, spec.global_initial, tuple(steps))
+        inputs = (shared, personal, spec.initial, spec.global_initial, tuple(steps))
         before = snapshot(inputs)
+        work = algorithm.start(spec, shared, personal, clock)
+        works, copies = [work], [snapshot(work)]
         for step in steps:
             work, _ = algorithm.step(spec, work, step, clock)
+            works.append(work)
+            copies.append(snapshot(work))
         kept, payload = algorithm.finish(spec, work, steps[-1][0], clock)
         algorithm.server_update(shared, payload)
         algorithm.deploy(spec, shared, kept)
-        require_equal(algorithm, "a round changes none of its inputs", snapshot(inputs), before)
+        rule = "a round changes none of its inputs"
+        require_equal(algorithm, rule, snapshot(inputs), before)
+        for one, copy in zip(works, copies, strict=True):
+            require_equal(algorithm, rule, snapshot(one), copy)
 
 
 def round_is_deterministic(algorithm: AnyAlgorithm) -> None:

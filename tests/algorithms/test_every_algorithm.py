@@ -9,7 +9,7 @@ from helpers.small_federation import algorithms, fit, samples
 
 from quped import FedAvg, QuPeD
 from quped import algorithms as package
-from quped.algorithms import ALGORITHMS, AnyAlgorithm, ClientSpec, Global, Local, Quantization, QuPeL
+from quped.algorithms import ALGORITHMS, AnyAlgorithm, ClientSpec, Empty, Global, Local, Quantization, QuPeL
 from quped.algorithms.fedavg import Work
 from quped.quant import hard
 from quped.testing import CONTRACTS, check_algorithm, small_batches, small_spec
@@ -37,7 +37,7 @@ class InPlace(FedAvg):
 
     def start(self, spec: ClientSpec, shared: Global, personal: object, clock: Clock) -> Work:
         shared.w.params["last.weight"].mul_(1.5)
-        return Work(shared.w, {})
+        return super().start(spec, shared, Empty(), clock)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def test_nearest_takes_the_lower_center_on_every_tie(problem: tuple[Array, Array
     np.testing.assert_array_equal(nearest(tensor(x), tensor(centers)).numpy(), reference.nearest(x, centers))
 
 
-@pytest.mark.parametrize("border", ["middle", "sign"])
+@pytest.mark.parametrize("assignment", ["nearest", "sign"])
 @repeatable
 @given(exact_problems())
 def test_a_weight_on_a_center_stays_with_it(assignment: Assignment, problem: tuple[Array, Array]) -> None:
@@ -74,7 +74,7 @@ def test_a_weight_on_a_center_stays_with_it(assignment: Assignment, problem: tup
 
 @repeatable
 @given(exact_problems())
-def test_the_border_at_zero(problem: tuple[Array, Array]) -> None:
+def test_assignment_by_sign(problem: tuple[Array, Array]) -> None:
     """Of two centers of different sign the upper one has the weights above 0; all others have the nearest weights."""
     x, centers = problem
     expected = reference.nearest(x, centers)
@@ -86,7 +86,7 @@ def test_the_border_at_zero(problem: tuple[Array, Array]) -> None:
     np.testing.assert_array_equal(assign(tensor(x), tensor(centers)).numpy(), reference.nearest(x, centers))
 
 
-def test_the_border_at_zero_by_hand() -> None:
+def test_assignment_by_sign_by_hand() -> None:
     """-0.1 and 0.9 have their middle at 0.4; 0.1 and 0.9 are both positive, and keep theirs at 0.5; so do three."""
     x = torch.tensor([[-0.2, 0.0, 0.01, 0.45]] * 2, dtype=torch.float64)
     centers = torch.tensor([[-0.1, 0.9], [0.1, 0.9]], dtype=torch.float64)

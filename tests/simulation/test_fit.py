@@ -136,9 +136,9 @@ def test_a_network_that_ends_in_softmax_is_noticed() -> None:
         Federation([Client("a", samples(0, 20), None, probabilities)], QuPeD())
 
 
-def test_a_warm_up_must_leave_epochs_for_training() -> None:
-    federation = Federation([client(bits=2)], QuPeD(warmup_epochs=5))
-    with pytest.raises(QupedError, match="warmup_epochs must be below 5, the epochs before fine-tuning"):
+def test_a_warm_up_ends_before_fine_tuning() -> None:
+    federation = Federation([client(bits=2)], QuPeD(warmup_epochs=6))
+    with pytest.raises(QupedError, match="warmup_epochs must be at most 5, the epochs before fine-tuning"):
         federation.setup(epochs=6, local_steps=1, finetune_epochs=1)
     federation.setup(epochs=7, local_steps=1, finetune_epochs=1)
     federation.setup(epochs=2, local_steps=1, finetune_epochs=0, schedule_epochs=6)

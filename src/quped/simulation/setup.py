@@ -116,7 +116,7 @@ class Setup:
 
 
 def check_warmup(epochs: float, schedule: Schedule) -> None:
-    """Raise if the warm-up leaves no epoch for training before the fine-tuning."""
+    """Raise if the warm-up is longer than the training before the fine-tuning."""
     training = math.ceil((schedule.epochs - schedule.finetune_epochs) * schedule.stretch)
-    rule = f"below {training}, the epochs before fine-tuning"
-    check(epochs == 0 or epochs < training, "warmup_epochs", rule, epochs)
+    rule = f"at most {training}, the epochs before fine-tuning"
+    check(epochs <= training, "warmup_epochs", rule, epochs)
