@@ -102,8 +102,6 @@ class HandRound:
     """One round of one client, computed by calling the algorithm's methods in turn."""
 
     spec: ClientSpec
-    inputs: tuple[Any, ...]
-    """Everything that the algorithm was given: states, work of earlier steps, batches, initial weights."""
     shared: Any
     personal: Any
     kept: Any
@@ -141,13 +139,11 @@ def round_by_hand(algorithm: AnyAlgorithm, phase: Phase) -> HandRound:
     spec, clock, steps = small_spec(algorithm), Clock(4, 2, phase, 2.0, 0.1), small_batches(algorithm)
     shared = algorithm.init_shared(spec)
     personal = algorithm.init_personal(spec, shared)
-    works = [algorithm.start(spec, shared, personal, clock)]
+    work = algorithm.start(spec, shared, personal, clock)
     for step in steps:
-        works.append(algorithm.step(spec, works[-1], step, clock)[0])
-    kept, payload = algorithm.finish(spec, works[-1], steps[-1][0], clock)
-    updated = algorithm.server_update(shared, payload)
-    inputs = (shared, personal, tuple(works), spec.initial, spec.global_initial, tuple(steps))
-    return HandRound(spec, inputs, shared, personal, kept, payload, updated)
+        work, _ = algorithm.step(spec, work, step, clock)
+    kept, payload = algorithm.finish(spec, work, steps[-1][0], clock)
+    return HandRound(spec, shared, personal, kept, payload, algorithm.server_update(shared, payload))
 
 
 def round_changes_no_input(algorithm: AnyAlgorithm) -> None:
