@@ -25,6 +25,9 @@ COMMANDS = {
 }
 """The module of each command, whose `app` it is."""
 
+OLD_COMMANDS = {"reproduce": "quped.cli.reproduce"}
+"""Old names, which help does not list. They go with the next release."""
+
 
 class LazyCommands(TyperGroup):
     """Imports a command's module when the command is used: PyTorch takes a second to load."""
@@ -35,9 +38,10 @@ class LazyCommands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command by its name."""
-        if cmd_name not in COMMANDS:
+        modules = COMMANDS | OLD_COMMANDS
+        if cmd_name not in modules:
             return None
-        command = typer.main.get_command(import_module(COMMANDS[cmd_name]).app)
+        command = typer.main.get_command(import_module(modules[cmd_name]).app)
         command.name = cmd_name
         return command
 

@@ -1,119 +1,106 @@
 """Accuracy by epoch, as a picture."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quped.algorithms import FULL_PRECISION
-from quped.paper.compare import BITS, Line, Rows, shown
-from quped.paper.table import ROWS, Column
+from quped.paper.compare import BITS, Comparison, Line, plus_minus
+from quped.paper.table import Column
 from quped.report.plots.files import write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-OURS = {
-    "quped": {FULL_PRECISION: "#08306b", 2: "#2171b5", 1: "#6baed6"},
-    "quped-tuned": {2: "#54278f"},
-    "quped-together": {FULL_PRECISION: "#7a0177", 2: "#c51b8a", 1: "#f768a1"},
-    "quped+": {2: "#006d2c", 1: "#41ab5d"},
-    "centers": {2: "#08306b", 1: "#4292c6"},
-    "centers+": {2: "#006d2c", 1: "#41ab5d"},
-}
-"""Drawn thick and solid; the fewer bits, the lighter."""
-
-PEERS = {
-    **{"local": "#e69138", "local+": "#7f6000", "local-tuned": "#b45f06", "fedavg": "#666666", "qupel": "#45818e"},
-    **{"pfedme": "#a64d79", "perfedavg": "#cc0000", "fml": "#674ea7"},
-    **{"quped-fixed": "#cc0000", "float": "#666666", "proxquant": "#cc0000", "binaryrelax": "#e69138"},
-}
-"""Drawn thin; dashed at 2 bits, dotted at 1 bit."""
-
-STYLES = {FULL_PRECISION: "-", 2: "--", 1: ":"}
 MARKS = {"FP": "o", "2": "s", "1": "^", "mixed": "D"}
-"""Of the paper's figures, by what a line of the table says of bits."""
+"""Of the paper's numbers, by the bits of a line."""
 
 SHAPES = {"FP": "o", "2": "□", "1": "△", "mixed": "◇"}
 """The same, as letters."""
 
 CROWDED = 8
-"""More curves than this cannot be told apart in one field."""
+"""With more curves than this, each bit-width gets its own panel."""
 
 
-def draw(title: str, found: Rows, file: Path) -> None:
-    """Draw the curves of a table, one field for each column."""
+def draw(title: str, comparison: Comparison, file: Path) -> None:
+    """Draw the curves of a table: a field for each column and length of runs."""
     from matplotlib.figure import Figure  # here, because it would slow the start of every command
 
-    fields = [(column, some) for column, lines in found for some in by_length(lines)]
+    fields = [(column, part) for column, lines in comparison for part in by_length(lines)]
     figure = Figure(figsize=(11, 5.8 * len(fields)), layout="constrained")
     figure.suptitle(title)
     parts = figure.subfigures(len(fields), 1, squeeze=False, hspace=0.03)
-    for part, (column, some) in zip(parts.flat, fields, strict=True):
-        draw_column(part, column, some)
+    for part, (column, lines) in zip(parts.flat, fields, strict=True):
+        draw_column(part, column, lines)
     write(figure, file)
 
 
-def draw_column(part: "SubFigure", column: Column, found: Sequence[Line]) -> None:
-    """Draw the curves of a column: in one field, or, if they are too many, in one for each bit-width."""
-    split = [bits for bits in BITS if any(line.bits == bits for line in found)] if len(found) > CROWDED else []
+def by_length(lines: Sequence[Line]) -> list[list[Line]]:
+    """Return lines in groups with runs of equal length, the longest first: schedules of other lengths pass faster.
+
+    A network that was only evaluated is a line in each.
+    """
+    epochs = [line.records[0]["epochs"] for line in lines]
+    lengths = sorted({n for n in epochs if n > 0} or set(epochs), reverse=True)
+    return [[line for line, n in zip(lines, epochs, strict=True) if n in (0, length)] for length in lengths]
+
+
+def draw_column(part: "SubFigure", column: Column, lines: Sequence[Line]) -> None:
+    """Draw the curves of a column in one panel or, if they are too many, in one for each bit-width."""
+    split = [bits for bits in BITS if any(line.bits == bits for line in lines)] if len(lines) > CROWDED else []
     axes = part.subplots(1, max(len(split), 1), sharey=True, squeeze=False)[0]
     if not split:
-        draw_field(axes[0], found, found)
+        draw_panel(axes[0], lines, lines)
         axes[0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     for axis, bits in zip(axes, split, strict=False):
-        draw_field(axis, [line for line in found if line.bits == bits], found)
+        draw_panel(axis, [line for line in lines if line.bits == bits], lines)
         axis.set(title=BITS[bits])
         axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(-0.05, -0.13), frameon=False)
-    who = "" if column.recipe else ", mean over clients"
-    axes[0].set(ylabel=f"test accuracy in %{who}")
+    over = "" if column.recipe else ", mean over clients"
+    axes[0].set(ylabel=f"test accuracy in %{over}")
     part.suptitle(f"{column.title}\n", fontsize=11)
-    marked = {line.bits for line in found if line.paper is not None}
+    marked = {line.bits for line in lines if line.paper is not None}
     shapes = "" if split else ": " + ", ".join(f"{SHAPES[bits]} {BITS[bits]}" for bits in BITS if bits in marked)
     if marked:
         part.text(0.5, 0.93, f"marks at the right are the paper's{shapes}", fontsize=8, color="#666666", ha="center")
 
 
-def by_length(found: Sequence[Line]) -> list[list[Line]]:
-    """Return lines with runs of equal length, the longest first: the schedules of others pass at another speed.
-
-    What was not trained at all is a line in each.
-    """
-    epochs = [line.results[0]["epochs"] for line in found]
-    lengths = sorted({n for n in epochs if n > 0} or set(epochs), reverse=True)
-    return [[line for line, n in zip(found, epochs, strict=True) if n in (0, length)] for length in lengths]
-
-
-def draw_field(axis: "Axes", found: Sequence[Line], column: Sequence[Line]) -> None:
-    """Draw some curves of a column, on its scale; the paper's final accuracies are marks at the right edge."""
-    edge = max(1, *(line.results[0]["epochs"] for line in column))
+def draw_panel(axis: "Axes", lines: Sequence[Line], column: Sequence[Line]) -> None:
+    """Draw some curves of a column, on the scale of all; the paper's final accuracies are marks at the right edge."""
+    edge = max(1, *(line.records[0]["epochs"] for line in column))
     finals = [value for line in column for value in (line.mean, line.mean if line.paper is None else line.paper.mean)]
     top = max(*finals, *(max(curve(line)[1]) for line in column))
-    span = max(top - min(finals), (100 - top) / 4, 1.0)  # where few curves are, a part of their way up is seen
+    span = max(top - min(finals), (100 - top) / 4, 1.0)  # few curves still show a part of their way up
     floor = min(finals) - span
-    found = sorted(found, key=lambda line: -line.mean)
-    for line in found:
+    lines = sorted(lines, key=lambda line: -line.mean)
+    for line in lines:
         x, y = curve(line)
-        if line.results[0]["epochs"] == 0:  # as it was given: it has no curve
+        if line.records[0]["epochs"] == 0:  # only evaluated: a level, not a curve
             x, y = [0, edge], y * 2
-        color, style = look(line.method)
-        width, point = (2.4 if own(line.method) else 1.1), ("." if len(x) == 1 else "")
-        axis.plot(x, y, color=color, linestyle=style, linewidth=width, marker=point, label=label(line, floor))
-    papers = [(line, line.paper.mean) for line in found if line.paper is not None]
-    for (line, mean), shift in zip(papers, apart([mean for _, mean in papers], span / 25), strict=True):
         axis.plot(
-            *([edge * (1.02 + 0.02 * shift)], [mean]),
+            x,
+            y,
+            color=line.row.color,
+            linestyle=line.row.line,
+            linewidth=2.4 if line.row.highlight else 1.1,
+            marker="." if len(x) == 1 else "",
+            label=legend(line, floor),
+        )
+    papers = [(line, line.paper.mean) for line in lines if line.paper is not None]
+    for (line, mean), shift in zip(papers, shifts([mean for _, mean in papers], span / 25), strict=True):
+        axis.plot(
+            [edge * (1.02 + 0.02 * shift)],
+            [mean],
             marker=MARKS[line.bits],
-            color=look(line.method)[0],
-            fillstyle="full" if own(line.method) else "none",
+            color=line.row.color,
+            fillstyle="full" if line.row.highlight else "none",
             clip_on=False,
             linestyle="none",
             markersize=5,
         )
-    for start in sorted({start for line in found if (start := finetuning(line)) is not None}):
+    for start in sorted({start for line in lines if (start := finetuning_start(line)) is not None}):
         axis.axvline(start, color="#bbbbbb", linewidth=0.8, linestyle=(0, (1, 3)))
         axis.text(start, max(floor, 0), " fine-tuning", fontsize=7, color="#888888", va="bottom")
     axis.set(xlabel="epoch", xlim=(0, edge * 1.1), ylim=(max(floor, 0), min(top + 0.15 * span, 100.5)))
@@ -122,53 +109,37 @@ def draw_field(axis: "Axes", found: Sequence[Line], column: Sequence[Line]) -> N
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def finetuning(line: Line) -> float | None:
-    """Return the epoch from which a full run is fine-tuned; None if it is not."""
-    first = line.results[0]
+def finetuning_start(line: Line) -> float | None:
+    """Return the epoch in which fine-tuning of a full run begins; None without fine-tuning."""
+    first = line.records[0]
     epochs = first["config"].get("training", first["config"]).get("finetune_epochs", 0)
     return first["epochs"] - epochs if epochs and not first["shortened"] else None
 
 
-def kind(method: str) -> str:
-    """Return a method's name without its bits."""
-    return re.sub(r"-\dbit", "", method)
-
-
-def own(method: str) -> bool:
-    """Say whether a method is the paper's or ours, not a peer."""
-    return kind(method) in OURS
-
-
-def look(method: str) -> tuple[str, str]:
-    """Return the color and the style of a method's curve."""
-    name, bits = kind(method), ROWS[method].bits
-    return (OURS[name][bits], "-") if own(method) else (PEERS[name], STYLES[bits])
-
-
-def label(line: Line, floor: float) -> str:
-    """Return a line of the legend; it tells of a curve that was in the picture and left it."""
+def legend(line: Line, floor: float) -> str:
+    """Return a line of the legend, which mentions a curve that left the picture for a while."""
     bits = "" if line.bits in ("FP", "mixed") else f", {BITS[line.bits]}"
     paper = "" if line.paper is None else f" (paper {line.paper.mean:.2f})"
     y = curve(line)[1]
-    seen = next((i for i, value in enumerate(y) if value >= floor), len(y))
-    lowest = min(y[seen:], default=floor)
+    entry = next((i for i, value in enumerate(y) if value >= floor), len(y))
+    lowest = min(y[entry:], default=floor)
     fall = f", fell to {lowest:.0f} on the way" if lowest < floor else ""
-    return f"{line.title}{bits}: {shown(line.mean, line.std)}{paper}{fall}"
+    return f"{line.title}{bits}: {plus_minus(line.mean, line.std)}{paper}{fall}"
 
 
-def apart(heights: Sequence[float], distance: float) -> list[int]:
-    """Return a place to the right for each of some marks, so that those in one place are so far from each other."""
-    places: list[int] = []
+def shifts(heights: Sequence[float], distance: float) -> list[int]:
+    """Return steps to the right for marks at some heights, so that no two overlap that are nearer than a distance."""
+    steps: list[int] = []
     for i, height in enumerate(heights):
-        taken = {places[j] for j in range(i) if abs(heights[j] - height) < distance}
-        places.append(next(place for place in range(len(heights)) if place not in taken))
-    return places
+        taken = {steps[j] for j in range(i) if abs(heights[j] - height) < distance}
+        steps.append(next(step for step in range(len(heights)) if step not in taken))
+    return steps
 
 
 def curve(line: Line) -> tuple[list[float], list[float]]:
     """Return epochs and accuracies in percent, mean over seeds."""
-    first = line.results[0]["curve"]
+    first = line.records[0]["curve"]
     return (
         [point["epoch"] + 1 for point in first],
-        [100 * float(np.mean([result["curve"][i]["accuracy"] for result in line.results])) for i in range(len(first))],
+        [100 * float(np.mean([record["curve"][i]["accuracy"] for record in line.records])) for i in range(len(first))],
     )

@@ -1,0 +1,138 @@
+"""Execute the runs behind the paper's tables, and write their records."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from quped.errors import QupedError
+from quped.experiments.run import Population
+from quped.experiments.train import Epoch, Recipe, train
+from quped.paper.records import Record, find_record, input_checksums, with_weights
+from quped.paper.runs import PaperRun
+from quped.records import RunRecord, revision, versions, write_json
+from quped.result import FORMAT, Evaluation
+from quped.simulation import Observer, Round
+from quped.simulation.fit import fit
+from quped.typing import Clock, Phase
+
+
+def execute(
+    run: PaperRun,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    warm_start: Path | None = None,
+    observers: Sequence[Observer] = (),
+) -> Record | None:
+    """Execute a run, or continue it where it was interrupted, and write its record.
+
+    `warm_start` is a folder with the weights that single networks start from, such as resnet20.safetensors.
+
+    Return None if another process executes it.
+    """
+    path = folder / run.path
+    inputs = input_checksums(run, warm_start)
+    scratch = folder / scratch_folder(run, "".join(checksum[:8] for checksum in inputs.values()))
+    lock = scratch.with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, blocking=False):
+            if (done := find_record(run, folder, inputs)) is not None:
+                lock.unlink()
+                return done  # another process wrote it in the meantime
+            scratch.mkdir(exist_ok=True)
+            code = revision()  # now: the code may change before the run ends
+            if run.recipe is None:
+                outcome = run_federation(run, scratch, workers, observers)
+            else:
+                outcome = run_network(with_weights(run.recipe, warm_start), scratch, observers)
+            record = {
+                "format": FORMAT,
+                "table": run.table.name,
+                "column": run.column.name,
+                "method": run.row.name,
+                "seed": run.seed,
+                "full_epochs": run.full_epochs,
+                "shortened": run.shortened,
+                **outcome,
+                **inputs,
+                "versions": versions(),
+                "revision": code,
+                "date": f"{datetime.now(UTC):%Y-%m-%d}",
+                "config": run.config,
+            }
+            write_json(path, record)
+            shutil.rmtree(scratch)
+            lock.unlink()  # a process that still gets it finds the record
+            return record
+    except Timeout:
+        return None
+    except QupedError:
+        with suppress(OSError):  # there is a checkpoint in it
+            scratch.rmdir()
+            lock.unlink()
+        raise
+
+
+def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers: Sequence[Observer]) -> Record:
+    """Run a federation; return what its record keeps."""
+    (method,) = run.experiment.methods
+    federation = Population(run.experiment, run.seed).federation(method.algorithm)
+    result = fit(
+        federation.setup(method.training),
+        workers=workers,
+        checkpoints=RunRecord(scratch).checkpoints,
+        checkpoint_every=100,
+        callbacks=observers,
+    )
+    return {
+        "accuracy": result.to_dict()["accuracy"],
+        "global_accuracy": result.global_accuracy,
+        "curve": [{"epoch": point.epoch, "accuracy": point.mean, "loss": point.loss} for point in result.curve],
+        "epochs": result.epochs,
+        "rounds": result.rounds,
+        "seconds": round(result.seconds, 3),
+        "samples": sum(client.samples for client in result.clients),
+    }
+
+
+def run_network(recipe: Recipe, scratch: Path, observers: Sequence[Observer]) -> Record:
+    """Train one network; return what its record keeps."""
+
+    def report(news: Epoch | float) -> None:
+        if isinstance(news, Epoch):
+            for observer in observers:
+                observer.after_round(as_round(news, recipe))
+
+    record = RunRecord(scratch)
+    result = record.finished() or train(recipe, record, report)
+    return {
+        "accuracy": {"mean": result["accuracy"]},
+        "curve": [{key: point[key] for key in ("epoch", "accuracy", "loss")} for point in result["curve"]],
+        "seconds": result["seconds"],
+        "images_per_second": result["images_per_second"],
+        "threads": result["threads"],
+        "epochs": recipe.epochs,
+    }
+
+
+def as_round(epoch: Epoch, recipe: Recipe) -> Round:
+    """Return an epoch of a single network as the round of a federation, which observers take."""
+    n, phase = epoch.epoch, Phase(epoch.phase)
+    point = Evaluation(n, n, phase, epoch.loss, {"test": epoch.accuracy}, epoch.seconds)
+    return Round(Clock(n, n, phase, n, recipe.lr), recipe.epochs, epoch.loss, point, None, epoch.seconds)
+
+
+def scratch_folder(run: PaperRun, inputs: str) -> str:
+    """Return the folder of an unfinished run, by the checksums of its inputs; "*" stands for any.
+
+    It belongs to this configuration: after a change of the table, the run does not continue from an old checkpoint.
+    """
+    key = hashlib.sha256(json.dumps(run.config).encode()).hexdigest()[:8]
+    return f"{run.path.with_suffix('')}.{key}{inputs}.partial"
