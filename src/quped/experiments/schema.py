@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -166,6 +166,12 @@ def read_training(values: object) -> object:
     return TrainingOptions(**values)
 
 
+@cache  # to build one takes ten times as long as to use it
+def validator(name: str) -> TypeAdapter[AnyAlgorithm]:
+    """Return the validator of an algorithm's hyperparameters."""
+    return TypeAdapter(ALGORITHMS[name])
+
+
 def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
     """Make an algorithm from its table: `name`, and hyperparameters by their names."""
     name = options.get("name", DEFAULT_ALGORITHM)
@@ -178,7 +184,7 @@ def build_algorithm(options: Mapping[str, Any]) -> AnyAlgorithm:
         raise InvalidValueError(
             " ".join(f"{name} has no hyperparameter '{u}'. {did_you_mean(u, names)}" for u in unknown)
         )
-    algorithm: AnyAlgorithm = TypeAdapter(kind).validate_python(hyper)
+    algorithm: AnyAlgorithm = validator(name).validate_python(hyper)
     return algorithm
 
 
