@@ -107,7 +107,7 @@ def test_errors_of_workers_are_those_of_the_inline_engine() -> None:
     """The same sentence, whoever computed."""
     members = [Client("phone", train=samples(0, 20), test=samples(1, 12), model=Net)]
     for workers in (0, 2):
-        with pytest.raises(QupedError, match=r"training loss of client 'phone' in round 1 became .* lower the learning rate"):
+        with pytest.raises(QupedError, match=r"loss of client 'phone' in round 1 became .* lower the learning rate"):
             Federation(members, QuPeD()).fit(lr=1e12, workers=workers)
 
 
