@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 PEERS  := .venv-peers
 PIP    := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check lint format bench-peers clean
+.PHONY: help demo test check lint format reference bench-peers clean
 
 help:    ## list the commands
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -28,6 +28,9 @@ lint: $(READY)    ## ruff and mypy --strict, no exceptions
 format: $(READY)    ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+reference: $(READY)    ## write docs/reference/api.md from the docstrings
+	$(BIN)/python docs/reference/generate.py
 
 bench-peers: $(PEERS)/.ready    ## our engine beside Flower and pfl-research, in turns (minutes; ARGS=--json for numbers)
 	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
