@@ -1,7 +1,7 @@
 """The paper's CNN1 and CNN2.
 
 The paper gives two convolutional and three fully connected layers (CNN1) and one more convolution with 32 filters
-(CNN2), but not the widths; those of LeNet fit the description and its accuracies (docs/paper.md).
+(CNN2), but not the widths; those of LeNet fit the description and its accuracies (docs/paper/method.md).
 """
 
 from collections.abc import Sequence
