@@ -156,7 +156,8 @@ def arguments(lines: list[str]) -> str:
             items[-1] += f" {line.strip()}"
         else:
             name, _, meaning = line.partition(": ")
-            items.append(f"- `{name}`: {meaning[:1].upper()}{meaning[1:]}")
+            symbol = not meaning.split()[0].isalpha()  # such as eta_2, whose case matters
+            items.append(f"- `{name}`: {meaning if symbol else meaning[0].upper() + meaning[1:]}")
     return "\n".join(items)
 
 
