@@ -26,7 +26,12 @@ def packed_bytes(model: ModelState, codebooks: Mapping[str, Codebook]) -> int:
 
 def _saved(book: Codebook) -> int:
     bits = index_bits(book.centers)
-    return (book.indices.numel() * bits + 7) // 8 + FLOAT_BYTES * (book.centers.numel() - book.indices.numel())
+    return index_bytes(book.indices.numel(), bits) + FLOAT_BYTES * (book.centers.numel() - book.indices.numel())
+
+
+def index_bytes(count: int, bits: int) -> int:
+    """Return the bytes of so many packed indices."""
+    return (count * bits + 7) // 8
 
 
 def index_bits(centers: Tensor) -> int:
