@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import nn
 
 from quped.algorithms import Deployed
 from quped.errors import InvalidValueError, did_you_mean
+from quped.export import SUFFIX, PackedModel, from_bytes, to_bytes, write_file
 from quped.models import FunctionalNetwork
 from quped.records import plain, versions
 from quped.typing import ModelState
@@ -50,8 +52,10 @@ class ClientResult:
     accuracy: float | None
     """On the client's test samples; None without any."""
     parameters: int
+    bytes_file: int
+    """Size of the model's file."""
     bytes_packed: int
-    """Size of the model with its quantized parameters packed."""
+    """Size of the numbers in it without names, shapes and compression: packed indices, and all others in float32."""
     bytes_float32: int
     """Size of the same model in float32."""
 
@@ -71,6 +75,8 @@ class FitResult:
     clients: list[ClientResult]
     models: Mapping[str, Deployed] = field(repr=False)
     """Each client's deployed tensors, with the codebooks of the quantized ones."""
+    files: Mapping[str, bytes] = field(repr=False)
+    """Each client's model as its packed file."""
     networks: Mapping[str, FunctionalNetwork] = field(repr=False)
     global_model: ModelState | None = field(repr=False)
     """The tensors of the global model w; None for methods without."""
@@ -88,9 +94,25 @@ class FitResult:
 
     def module(self, client: str) -> nn.Module:
         """Return a client's model as an ordinary module in evaluation mode, with hard-quantized weights."""
-        if client not in self.models:
-            raise InvalidValueError(f"There is no client {client!r}. {did_you_mean(str(client), self.models)}")
+        self._check_known(client)
         return self.networks[client].module(self.models[client].state)
+
+    def packed(self, client: str) -> PackedModel:
+        """Return a client's model as its file holds it."""
+        self._check_known(client)
+        return from_bytes(self.files[client], client)
+
+    def save(self, client: str, path: Path | str, *, float16: bool = False) -> None:
+        """Write a client's model to a packed file, which `quped.load` reads; `float16` rounds unquantized numbers."""
+        model = self.packed(client)
+        write_file(path, to_bytes(model, float16=True) if float16 else self.files[client])
+
+    def save_all(self, folder: Path | str, *, float16: bool = False) -> None:
+        """Write every client's model to `FOLDER/NAME.quped`."""
+        if bad := [client for client in self.models if Path(client).name != client]:
+            raise InvalidValueError(f"'{bad[0]}' cannot name a file: save this client with save(client, path).")
+        for client in self.models:
+            self.save(client, Path(folder) / f"{client}{SUFFIX}", float16=float16)
 
     def global_module(self) -> nn.Module:
         """Return the global model as an ordinary module in evaluation mode: a start for clients that join later."""
@@ -116,6 +138,10 @@ class FitResult:
             "versions": versions(),
         }
         return dict(plain(result))
+
+    def _check_known(self, client: str) -> None:
+        if client not in self.models:
+            raise InvalidValueError(f"There is no client {client!r}. {did_you_mean(str(client), self.models)}")
 
 
 FORMAT = 2

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import pytest
 from rich.console import Console
-from safetensors.torch import load_file
+from torch import nn
 
+from quped import load
 from quped.cli import main
 from quped.cli._shared import notes
 from quped.errors import InterruptedRunError
@@ -119,13 +120,16 @@ def test_a_run_from_start_to_finish(experiment: Path, tmp_path: Path) -> None:
     assert [set(c["bits"].values()) for c in clients] == [{2}, {2}, {1}, {1}]
     assert [c["network"] for c in clients] == ["cnn1", "cnn1", "mlp", "mlp"]
     assert all(c["bytes_packed"] < c["bytes_float32"] for c in clients)
+    files = {path.stem: path.stat().st_size for path in (tmp_path / "out" / "models").iterdir()}
+    assert files == {c["name"]: c["bytes_file"] for c in clients}
     assert [c["algorithm"] for c in result["comparison"]] == ["quped", "local", "fedavg"]
     assert [c["record"] for c in result["comparison"]] == [".", "local", "fedavg"]
     note = "note: Under FedAvg every client has the global network mlp and keeps full precision."
     assert done.stdout.count("note: Under") == done.stdout.count(note) == 1
 
-    weights = load_file(tmp_path / "out" / "models" / "client-0.safetensors")
-    assert len(set(weights["features.1.weight"].flatten().tolist())) <= 4
+    network = load(tmp_path / "out" / "models" / "client-0.quped")
+    assert isinstance(network, nn.Module)
+    assert len(set(network.get_parameter("features.1.weight").flatten().tolist())) <= 4
     assert len(list((tmp_path / "out" / "fedavg" / "models").iterdir())) == 4
 
     points = [json.loads(line) for line in (tmp_path / "out" / "curves.jsonl").read_text().splitlines()]

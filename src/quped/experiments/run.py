@@ -99,8 +99,8 @@ def run_method(
         checkpoint_every=checkpoint_every,
         callbacks=[Recorder(record), *observers],
     )
-    for client in trained.models:
-        record.model(client, trained.module(client).state_dict())
+    for client, content in trained.files.items():
+        record.model(client, content)
     result = {"preset": config["preset"], **trained.to_dict(), "config": config["config"]}
     record.result(result)
     return result
@@ -174,7 +174,7 @@ def summary(result: Result) -> Result:
     return {
         "algorithm": result["algorithm"],
         "accuracy": result["accuracy"]["mean"],
-        "bytes_packed": round(float(np.mean([client["bytes_packed"] for client in result["clients"]]))),
+        "bytes_file": round(float(np.mean([client["bytes_file"] for client in result["clients"]]))),
         "seconds": result["seconds"],
     }
 

@@ -90,7 +90,7 @@ class PackedModel:
     from), `input_shape`, `classes`, `client`, `method`, `accuracy`, `versions`."""
 
     @classmethod
-    def of(cls, module: nn.Module, codebooks: Mapping[str, Codebook], **info: Any) -> "PackedModel":
+    def of(cls, module: nn.Module, codebooks: Mapping[str, Codebook], /, **info: Any) -> "PackedModel":
         """Return the model of a module whose quantized parameters have these codebooks."""
         rest = stored(module)
         packed = {}
@@ -270,8 +270,9 @@ def unpacked(name: str, codes: Tensor, centers: Tensor, bits: int, shape: tuple[
 
 
 def write_file(path: Path | str, raw: bytes) -> None:
-    """Write a file that is whole or not there; a failure leaves an older one as it was."""
+    """Write a file that is whole or not there, and the folder for it; a failure leaves an older file as it was."""
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_bytes(Path(path), raw)
     except OSError as error:
         raise ModelFileError(f"{path} cannot be written: {error.strerror}.") from error

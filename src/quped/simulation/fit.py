@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from quped import _tree
-from quped._rng import LOCK
+from quped._rng import LOCK, torch_seeded
 from quped.algorithms import Deployed, Global
 from quped.errors import InvalidValueError, check, check_whole
-from quped.quant.sizes import FLOAT_BYTES, float_bytes, packed_bytes
+from quped.export import PackedModel, to_bytes
 from quped.records import Checkpoints, exclusive
 from quped.result import ClientResult, Evaluation, FitResult
 from quped.simulation.checkpoint import Checkpointer, load, stop_signals
@@ -115,6 +115,8 @@ def collect(
     w = shared.w if isinstance(shared, Global) else None
     scores = [] if w is None else evaluate_global(setup, w)
     accuracy = curve[-1].accuracy
+    packed = {name: pack(setup, clients[name], models[name], accuracy.get(name)) for name in setup.names}
+    files = {name: to_bytes(model) for name, model in packed.items()}
     return FitResult(
         algorithm=setup.algorithm.name,
         seed=setup.seed,
@@ -122,8 +124,9 @@ def collect(
         rounds=rounds,
         seconds=seconds,
         curve=curve,
-        clients=[describe(clients[name], models[name], accuracy.get(name)) for name in setup.names],
+        clients=[describe(clients[name], packed[name], len(files[name]), accuracy.get(name)) for name in setup.names],
         models={name: models[name] for name in setup.names},
+        files=files,
         networks={name: clients[name].network for name in setup.names},
         global_model=w,
         global_accuracy=float(np.mean(scores)) if scores else None,
@@ -132,16 +135,37 @@ def collect(
     )
 
 
-def describe(client: SimClient, model: Deployed, accuracy: float | None) -> ClientResult:
+def pack(setup: Setup, client: SimClient, model: Deployed, accuracy: float | None) -> PackedModel:
+    """Return a client's model as its file holds it."""
+    module = client.network.module(model.state)
+    info: dict[str, Any] = {"client": client.name, "method": setup.algorithm.name}
+    if accuracy is not None:
+        info["accuracy"] = round(accuracy, 6)
+    if not hasattr(module, "built_from"):
+        info |= {"module": client.network.name, **describe_inputs(setup, client)}
+    return PackedModel.of(module, model.codebooks, **info)
+
+
+def describe_inputs(setup: Setup, client: SimClient) -> dict[str, Any]:
+    """Return the shape of an input, if the network takes one, and the number of classes."""
+    with torch_seeded(setup.seed, "kind"), torch.no_grad():  # PyTorch data sets may be random
+        inputs = client.train.batch(torch.zeros(1, dtype=torch.long)).inputs
+        logits, _ = client.network(*client.network.initial, inputs, train=False)
+    shape = {"input_shape": list(inputs[0].shape[1:])} if len(inputs) == 1 else {}
+    return {**shape, "classes": logits.shape[1]}
+
+
+def describe(client: SimClient, model: PackedModel, bytes_file: int, accuracy: float | None) -> ClientResult:
     """Return what came out for one client."""
-    frozen = sum(value.numel() for value in client.network.frozen.values())
+    params = (*client.network.initial.params.values(), *client.network.frozen.values())
     return ClientResult(
         name=client.name,
         network=client.network.name,
         bits=dict(client.spec.bits),
         samples=len(client.train),
         accuracy=accuracy,
-        parameters=sum(v.numel() for v in model.state.params.values()) + frozen,
-        bytes_packed=packed_bytes(model.state, model.codebooks) + FLOAT_BYTES * frozen,
-        bytes_float32=float_bytes(model.state) + FLOAT_BYTES * frozen,
+        parameters=sum(value.numel() for value in params),
+        bytes_file=bytes_file,
+        bytes_packed=model.floor,
+        bytes_float32=model.float_bytes,
     )
