@@ -78,7 +78,7 @@ def test_full_precision_is_a_file_as_well(tmp_path: Path) -> None:
 
 
 def test_clients_that_cannot_be_saved(fit: FitResult, tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match="no client 'outs'. Did you mean 'ours'"):
+    with pytest.raises(InvalidValueError, match=r"no client 'outs'\. Did you mean 'ours'"):
         fit.save("outs", tmp_path / "a.quped")
     strange = Federation([Client("a/b", samples(0, 20), None, Net)], FedAvg()).fit(epochs=1, workers=0, progress=False)
     with pytest.raises(InvalidValueError, match="'a/b' cannot name a file"):

@@ -19,6 +19,8 @@ COMMANDS = {
     "run": "quped.cli.run",
     "presets": "quped.cli.presets",
     "train": "quped.cli.train",
+    "export": "quped.cli.export",
+    "inspect": "quped.cli.inspect",
     "data": "quped.cli.data",
     "paper": "quped.cli.paper",
     "bench": "quped.cli.bench",

@@ -196,6 +196,7 @@ class Population:
         self._samples = share_out(data, experiment, len(self._groups), seed)
         # One function per network, so that clients with the same network form a group.
         self._maker = cache(lambda choice: partial(choice.build, data.input_shape, data.classes))
+        self._names = client_names([group.name for group in self._groups])
 
     def federation(self, algorithm: AnyAlgorithm) -> Federation:
         """Return the clients under an algorithm.
@@ -204,10 +205,9 @@ class Population:
         methods are compared that cannot all do the same.
         """
         shared = self._experiment.global_network
-        names = client_names([group.name for group in self._groups])
         clients = [
             Client(
-                name=names[i],
+                name=name,
                 train=train,
                 test=test,
                 model=self._maker(shared if algorithm.global_network == "same" else group.model),
@@ -216,9 +216,13 @@ class Population:
                 per_channel=group.per_channel,
                 init_centers=group.init_centers,
             )
-            for i, (group, (train, test)) in enumerate(zip(self._groups, self._samples, strict=True))
+            for name, group, (train, test) in zip(self._names, self._groups, self._samples, strict=True)
         ]
         return Federation(clients, algorithm, self._maker(shared), self._seed)
+
+    def evaluation_samples(self) -> dict[str, Samples]:
+        """Return the samples that each client's model is evaluated on."""
+        return {name: test for name, (_, test) in zip(self._names, self._samples, strict=True)}
 
 
 def client_names(kinds: Sequence[str]) -> list[str]:
