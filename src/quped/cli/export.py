@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -26,6 +26,16 @@ Out = Annotated[Path | None, typer.Option(help="Folder for the files.", show_def
 Json = Annotated[bool, typer.Option("--json", help="Print the lines as JSON, and nothing else.")]
 
 
+class Line(NamedTuple):
+    """What is reported of a file."""
+
+    file: str
+    bytes: int
+    floor: int
+    float32: int
+    verified: str
+
+
 def export_command(
     run: Run,
     client: Clients = None,
@@ -36,27 +46,26 @@ def export_command(
 ) -> None:
     """Write the models of a run as files for devices, and verify them.
 
-    The files are small, and so is what is sent. Arithmetic stays in float32: weights are decoded when they are used.
+    Only the file is smaller, and with it what is sent to a device: the weights are decoded there, and arithmetic stays
+    in float32.
     """
     if format_name not in FORMATS:
         raise InvalidValueError(f"There is no format '{format_name}'. {did_you_mean(format_name, FORMATS)}")
     chosen, folder, lines = FORMATS[format_name], out or run / "export", []
     for source in sources(run, client or ()):
-        path = folder / f"{source.name}{chosen.suffix}"
+        path, model = folder / f"{source.name}{chosen.suffix}", source.model
         verified = chosen.write(source, path, float16)
-        sizes = {"bytes": path.stat().st_size, "floor": source.model.floor, "float32": source.model.float_bytes}
-        lines.append({"file": str(path), **sizes, "verified": verified})
+        lines.append(Line(str(path), path.stat().st_size, model.floor, model.float_bytes, verified))
     if as_json:
-        print(json.dumps(lines, indent=2))
+        print(json.dumps([line._asdict() for line in lines], indent=2))
         return
     table = Table("file")
     for name in ("size", "floor", "float32", "ratio"):
         table.add_column(name, justify="right")
     table.add_column("verified")
     for line in lines:
-        ratio = f"1/{line['float32'] / line['bytes']:.1f}"
-        sizes = [size(line[key]) for key in ("bytes", "floor", "float32")]
-        table.add_row(escape(Path(line["file"]).name), *sizes, ratio, line["verified"])
+        sizes = (size(line.bytes), size(line.floor), size(line.float32), f"1/{line.float32 / line.bytes:.1f}")
+        table.add_row(escape(Path(line.file).name), *sizes, line.verified)
     console = make_console()
     console.print(table)
     console.print(f"Files: {escape(str(folder))}", soft_wrap=True)

@@ -23,7 +23,11 @@ def sources(run: Path, clients: Sequence[str] = ()) -> list[Source]:
     if unknown := [client for client in clients if client not in files]:
         raise InvalidValueError(f"{run} has no client '{unknown[0]}'. {did_you_mean(unknown[0], files)}")
     samples = cache(partial(evaluation_samples, run))
-    return [Source(name, read(files[name]), lambda name=name: samples()[name]) for name in clients or files]
+
+    def source(name: str) -> Source:
+        return Source(name, read(files[name]), lambda: samples()[name])
+
+    return [source(name) for name in clients or files]
 
 
 def evaluation_samples(run: Path) -> dict[str, Samples]:
