@@ -18,7 +18,7 @@ from quped.data import Dataset, Samples, Subset
 from quped.data.datasets import DATASETS
 from quped.data.partition import Indices, Share, split
 from quped.errors import QupedError, RunError
-from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment
+from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment, Group
 from quped.federation import Federation
 from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json
 from quped.result import FORMAT
@@ -163,7 +163,7 @@ def warn_of_replacements(experiment: Experiment, algorithm: AnyAlgorithm) -> Non
     words = []
     if algorithm.global_network == "same" and any(g.model != experiment.global_network for g in experiment.clients):
         words.append(f"has the global network {experiment.global_network.name}")
-    if not algorithm.quantizes and any(group.bits < FULL_PRECISION for group in experiment.clients):
+    if not algorithm.quantizes and any(group.bits != FULL_PRECISION for group in experiment.clients):
         words.append("keeps full precision")
     if words:
         warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(words)}.", stacklevel=3)
@@ -211,8 +211,7 @@ class Population:
                 train=train,
                 test=test,
                 model=self._maker(shared if algorithm.global_network == "same" else group.model),
-                bits=group.bits if algorithm.quantizes else FULL_PRECISION,
-                quantize=group.quantize if algorithm.global_network != "same" or group.model == shared else None,
+                **quantization(group, algorithm, replaced=algorithm.global_network == "same" and group.model != shared),
                 per_channel=group.per_channel,
                 init_centers=group.init_centers,
             )
@@ -223,6 +222,17 @@ class Population:
     def evaluation_samples(self) -> dict[str, Samples]:
         """Return the samples that each client's model is evaluated on."""
         return {name: test for name, (_, test) in zip(self._names, self._samples, strict=True)}
+
+
+def quantization(group: Group, algorithm: AnyAlgorithm, *, replaced: bool) -> dict[str, Any]:
+    """Return how a client is quantized under an algorithm; `replaced` if its network is not the group's own."""
+    if not algorithm.quantizes:
+        return {}
+    if not replaced:
+        return {"bits": group.bits, "quantize": group.quantize, "end_bits": group.end_bits}
+    # Names of parameters mean nothing in another network.
+    bits = min(group.bits.values()) if isinstance(group.bits, dict) else group.bits
+    return {"bits": bits, "end_bits": group.end_bits}
 
 
 def client_names(kinds: Sequence[str]) -> list[str]:

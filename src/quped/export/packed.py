@@ -18,7 +18,7 @@ from quped.errors import InvalidValueError, ModelFileError, QupedError, check, c
 from quped.export._container import DTYPES, Reader, UnreadableError, content, encode, sizes, strict_json
 from quped.models import build, quantizable
 from quped.models.select import network_name
-from quped.quant import MAX_BITS, Codebook, place
+from quped.quant import FULL_PRECISION, MAX_BITS, Codebook, place
 from quped.quant.packing import codebook_of, pack, unpack
 from quped.quant.sizes import FLOAT_BYTES, index_bits, index_bytes
 from quped.records import plain, versions, write_bytes
@@ -34,7 +34,6 @@ MOST_BYTES = 2**30
 """Of a file."""
 MOST_WORDS = 10_000
 """Letters of the description of a network."""
-FULL_PRECISION = 32
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -8,16 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from quped._rng import torch_seeded
-from quped.algorithms import FULL_PRECISION, AnyAlgorithm, ClientSpec
+from quped.algorithms import AnyAlgorithm, ClientSpec
 from quped.client import Client, ModelSource
 from quped.data import Samples, as_samples
 from quped.data.from_user import dtype_name
-from quped.errors import InvalidValueError, NetworkError, QupedError, check, is_whole
-from quped.models import FunctionalNetwork, quantizable
-from quped.quant import MAX_BITS
+from quped.errors import InvalidValueError, NetworkError, QupedError, check
+from quped.models import FunctionalNetwork
+from quped.simulation.bits import Weights, client_bits
 from quped.simulation.setup import SimClient
-
-BITS = (*range(1, MAX_BITS + 1), FULL_PRECISION)
 
 
 def validate_clients(
@@ -54,7 +52,7 @@ class Networks:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._made: dict[int, FunctionalNetwork] = {}
-        self._defaults: dict[int, tuple[str, ...]] = {}
+        self._weights: dict[int, Weights] = {}
         self._outputs: dict[Hashable, int] = {}
 
     def make(self, source: ModelSource, who: str) -> FunctionalNetwork:
@@ -63,39 +61,15 @@ class Networks:
             module = self._module(source, who)
             try:
                 self._made[id(source)] = FunctionalNetwork(module)
-                self._defaults[id(source)] = quantizable(module)
+                self._weights[id(source)] = Weights.of(module)
             except QupedError as error:
                 raise type(error)(f"The network of {who} cannot be used: {error}") from error
         return self._made[id(source)]
 
     def bits(self, client: Client, who: str) -> dict[str, int]:
-        """Return the bits of each tensor that a client quantizes."""
+        """Return the bits of each parameter that a client quantizes."""
         network = self.make(client.model, who)
-        if isinstance(client.bits, Mapping):
-            check(
-                client.quantize is None, f"'quantize' of {who}", "left out: 'bits' names the tensors", client.quantize
-            )
-            for name, bits in client.bits.items():
-                check(is_whole(bits) and bits in BITS, f"'bits' of '{name}' of {who}", "one of 1..8 or 32", bits)
-            chosen = {name: int(bits) for name, bits in client.bits.items() if bits < FULL_PRECISION}
-        else:
-            check(is_whole(client.bits) and client.bits in BITS, f"'bits' of {who}", "one of 1..8 or 32", client.bits)
-            listed = client.quantize is None or isinstance(client.quantize, list | tuple)
-            check(listed, f"'quantize' of {who}", "a list of names of parameters", client.quantize)
-            names = self._defaults[id(client.model)] if client.quantize is None else tuple(client.quantize)
-            if client.bits == FULL_PRECISION and client.quantize is None:
-                return {}
-            chosen = dict.fromkeys(names, int(client.bits))
-        try:
-            network.check_quantizable(tuple(chosen))
-        except NetworkError as error:
-            raise NetworkError(f"The network of {who} cannot be quantized: {error}") from error
-        if not chosen and client.bits != FULL_PRECISION:
-            raise NetworkError(
-                f"The network of {who}, {network.name}, has nothing to quantize (it may have no layer between the "
-                f"first and the last): name parameters with quantize=[...]. It has {', '.join(network.initial.params)}."
-            )
-        return {name: bits for name, bits in chosen.items() if bits < FULL_PRECISION}
+        return client_bits(client, who, network, self._weights[id(client.model)])
 
     def outputs(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
         """Run a network on one sample, once for each kind of input, and return the number of its outputs."""
