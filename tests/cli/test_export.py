@@ -1,4 +1,4 @@
-"""`quped export` and `quped inspect`."""
+"""`quped export`, `quped inspect` and `quped plan`."""
 
 import json
 from pathlib import Path
@@ -91,6 +91,25 @@ def test_a_file_is_inspected(run: Path) -> None:
     }
     assert tensors["features.1.bias"]["bits"] == 32
     assert sum(tensor["bytes"] for tensor in tensors.values()) == found["floor"]
+
+
+def test_a_plan_is_made_without_training(tmp_path: Path) -> None:
+    done = quped("plan", "cnn1", "--budget", "8kB", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for words in ("features.0.weight", "classifier.4.weight", "expected loss", "The file has at most 7,9"):
+        assert words in done.stdout
+    plan = json.loads(quped("plan", "cnn1", "--budget", "8000", "--json", cwd=tmp_path).stdout)
+    assert 7900 < plan["most_bytes"] <= 8000
+    assert plan["other_bytes"] == 4 * (6 + 16 + 120 + 84 + 10)
+    assert sum(tensor["bytes"] for tensor in plan["tensors"].values()) + plan["other_bytes"] < plan["most_bytes"]
+    assert all(tensor["bits"] in (*range(1, 9), 32) for tensor in plan["tensors"].values())
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_of_a_plan(tmp_path: Path) -> None:
+    fails(quped("plan", "cnn1", "--budget", "1kB", cwd=tmp_path), "'cnn1' is 1,000 bytes", "smallest possible file")
+    fails(quped("plan", "cnn3", "--budget", "1kB", cwd=tmp_path), "no network 'cnn3'", "Did you mean 'cnn")
+    fails(quped("plan", "cnn1", "--budget", "1kB", "--data", "digit", cwd=tmp_path), "no data set 'digit'")
 
 
 def test_a_file_that_cannot_be_inspected(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 import quped
 from quped.errors import InvalidValueError, ModelFileError
 from quped.export import PackedModel, from_bytes, read, to_bytes
+from quped.export._container import encode, most_bytes
 from quped.models import build, quantizable
 from quped.quant import Codebook, hard, initial_centers
 
@@ -230,6 +232,21 @@ def test_a_type_that_no_file_can_hold() -> None:
     module.register_buffer("strange", torch.zeros(1, dtype=torch.complex128))
     with pytest.raises(ModelFileError, match=r"'strange' is torch\.complex128"):
         to_bytes(PackedModel.of(module, {}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 60_000), st.sampled_from([2, 3, 16, 200, 256])), min_size=1, max_size=4),
+    st.integers(0, 2**31),
+)
+def test_no_content_exceeds_the_bound(sections: list[tuple[int, int]], seed: int) -> None:
+    """Of random bytes with few or many values, in sections of every type."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for (count, values), dtype in zip(sections, (torch.uint8, torch.int16, torch.int32, torch.float64), strict=False):
+        raw = rng.integers(values, size=count * dtype.itemsize, dtype=np.uint8 if values < 256 else None)
+        tensors[str(dtype)] = torch.from_numpy(raw.astype(np.uint8)).view(dtype)
+    assert len(encode(tensors, {"quped": "x" * 100})) <= most_bytes(tensors, {"quped": "x" * 100})
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

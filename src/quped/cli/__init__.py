@@ -19,6 +19,7 @@ COMMANDS = {
     "run": "quped.cli.run",
     "presets": "quped.cli.presets",
     "train": "quped.cli.train",
+    "plan": "quped.cli.plan",
     "export": "quped.cli.export",
     "inspect": "quped.cli.inspect",
     "data": "quped.cli.data",

@@ -163,7 +163,8 @@ def warn_of_replacements(experiment: Experiment, algorithm: AnyAlgorithm) -> Non
     words = []
     if algorithm.global_network == "same" and any(g.model != experiment.global_network for g in experiment.clients):
         words.append(f"has the global network {experiment.global_network.name}")
-    if not algorithm.quantizes and any(group.bits != FULL_PRECISION for group in experiment.clients):
+    quantized = any(group.bits != FULL_PRECISION or group.budget is not None for group in experiment.clients)
+    if not algorithm.quantizes and quantized:
         words.append("keeps full precision")
     if words:
         warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(words)}.", stacklevel=3)
@@ -229,10 +230,10 @@ def quantization(group: Group, algorithm: AnyAlgorithm, *, replaced: bool) -> di
     if not algorithm.quantizes:
         return {}
     if not replaced:
-        return {"bits": group.bits, "quantize": group.quantize, "end_bits": group.end_bits}
+        return {name: getattr(group, name) for name in ("bits", "quantize", "end_bits", "budget")}
     # Names of parameters mean nothing in another network.
     bits = min(group.bits.values()) if isinstance(group.bits, dict) else group.bits
-    return {"bits": bits, "end_bits": group.end_bits}
+    return {"bits": bits, "end_bits": group.end_bits, "budget": group.budget}
 
 
 def client_names(kinds: Sequence[str]) -> list[str]:

@@ -30,6 +30,7 @@ from quped.models import build
 from quped.quant import MAX_BITS, CenterInit
 from quped.simulation import TrainingOptions
 from quped.simulation.bits import BITS
+from quped.simulation.budget import parse_bytes
 from quped.simulation.options import find_mistakes
 
 DEFAULT_ALGORITHM = "quped"
@@ -40,6 +41,12 @@ def known_bits(bits: int) -> int:
     if bits not in BITS:
         raise ValueError("must be one of 1..8 or 32")
     return bits
+
+
+def known_bytes(size: int | str) -> int | str:
+    """Accept a number of bytes."""
+    parse_bytes(size, "budget")
+    return size
 
 
 def known_partition(scheme: str) -> str:
@@ -163,6 +170,7 @@ class Group(Section):
     bits: Annotated[int | dict[str, int], PlainValidator(read_bits)] = 32
     quantize: tuple[str, ...] | None = None
     end_bits: Annotated[Whole, Field(ge=1, le=MAX_BITS)] | None = None
+    budget: Annotated[Whole | str, AfterValidator(known_bytes)] | None = None
     per_channel: bool = False
     init_centers: CenterInit = "range"
 

@@ -39,6 +39,8 @@ MAGIC = b"\x1f\x8b"
 MOST_HEADER = 4_000_000
 """Bytes of a header: enough for 30,000 tensors."""
 MOST_DIMENSIONS = 64
+STORED, STORED_BLOCK = 5, 16_383
+"""Data that cannot be compressed are stored as they are, in blocks of at least so many bytes with 5 more for each."""
 MOST_MEMORY, MOST_GROWTH = 64_000_000, 256
 """A file may take so many bytes in memory, and as many times its own. At 1 bit, float32 weights are 32 times as large;
 a stream that is made to exhaust memory can be 1000 times as large."""
@@ -62,21 +64,33 @@ class Entry(NamedTuple):
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the file of these tensors. Equal tensors and metadata give equal bytes with one version of zlib."""
+    header, sections = arrange(tensors, metadata)
+    return compress([header, *(b"".join(map(content, section)) for section in sections)])
+
+
+def most_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
+    """Return how large the file of tensors with these shapes and dtypes can be, whatever their values."""
+    header, sections = arrange(tensors, metadata)
+    sizes = [sum(tensor.numel() * tensor.element_size() for tensor in section) for section in sections]
+    return len(compress([header])) + sum(size + STORED * (size // STORED_BLOCK + 2) for size in sizes)
+
+
+def arrange(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, list[list[Tensor]]]:
+    """Return the header of a file with its length, and the tensors of each dtype."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     order = list(names)
     header: dict[str, Any] = {METADATA: dict(metadata)}
-    sections, end = list[bytes](), 0
+    sections, end = list[list[Tensor]](), 0
     arranged = sorted(tensors.items(), key=lambda item: (order.index(item[1].dtype), item[0]))
     for dtype, group in groupby(arranged, key=lambda item: item[1].dtype):
-        parts = []
+        sections.append([])
         for name, tensor in group:
-            parts.append(content(tensor))
-            begin, end = end, end + len(parts[-1])
+            sections[-1].append(tensor)
+            begin, end = end, end + tensor.numel() * tensor.element_size()
             header[name] = {"dtype": names[dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        sections.append(b"".join(parts))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return compress([struct.pack("<Q", len(text)) + text, *sections])
+    return struct.pack("<Q", len(text)) + text, sections
 
 
 def content(tensor: Tensor) -> bytes:

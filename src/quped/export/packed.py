@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from quped.errors import InvalidValueError, ModelFileError, QupedError, check, check_whole, did_you_mean
-from quped.export._container import DTYPES, Reader, UnreadableError, content, encode, sizes, strict_json
+from quped.export._container import DTYPES, Reader, UnreadableError, content, encode, most_bytes, sizes, strict_json
 from quped.models import build, quantizable
 from quped.models.select import network_name
 from quped.quant import FULL_PRECISION, MAX_BITS, Codebook, place
@@ -104,10 +105,7 @@ class PackedModel:
             if fault is not None:
                 raise ModelFileError(f"The parameter '{name}' of {network_name(module)} cannot be packed: {fault}.")
             packed[name] = whole._replace(indices=book.indices.byte())
-        built_from = getattr(module, "built_from", None)
-        network = {"network": built_from} if isinstance(built_from, dict) else {}
-        written_by = {name: version for name, version in versions().items() if name in ("quped", "torch")}
-        return cls(packed, rest, plain({**network, **info, "versions": written_by}))
+        return cls(packed, rest, complete(module, info))
 
     @property
     def floor(self) -> int:
@@ -165,6 +163,19 @@ def stored(module: nn.Module) -> Params:
     return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *buffers.items())}
 
 
+def complete(module: nn.Module, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file says of a module and its origin."""
+    built_from = getattr(module, "built_from", None)
+    network = {"network": built_from} if isinstance(built_from, dict) else {}
+    return dict(plain({**network, **info, "versions": writers()}))
+
+
+@cache
+def writers() -> dict[str, str]:
+    """Return the versions that a file names."""
+    return {name: version for name, version in versions().items() if name in ("quped", "torch")}
+
+
 def check_same(own: Params, state: Params, name: str) -> None:
     """Raise unless tensors have the names, shapes and dtypes of a network's own."""
     remedy = "It is the file of another network."
@@ -183,17 +194,32 @@ def check_same(own: Params, state: Params, name: str) -> None:
 def to_bytes(model: PackedModel, *, float16: bool = False) -> bytes:
     """Return the file of a model."""
     tensors = halved(model.tensors) if float16 else dict(model.tensors)
-    about = {"version": VERSION, "packed": {n: [t.bits, *t.shape] for n, t in model.packed.items()}}
-    if float16:
-        about["float16"] = True
     for name, tensor in model.packed.items():
         tensors |= {name: pack(tensor.indices, tensor.bits), name + CENTERS: tensor.centers}
     for name, held in tensors.items():
         if held.dtype not in DTYPES.values():
             raise ModelFileError(f"The tensor '{name}' is {held.dtype}, which no file can hold.")
-    raw = encode(tensors, {KEY: json.dumps({**model.info, **about}, separators=(",", ":"))})
+    raw = encode(tensors, metadata(model.info, {n: (t.bits, *t.shape) for n, t in model.packed.items()}, float16))
     from_bytes(raw, "The file of this model")  # nothing is written that could not be read
     return raw
+
+
+def metadata(info: Mapping[str, Any], packed: Mapping[str, tuple[int, ...]], float16: bool = False) -> dict[str, str]:
+    """Return the metadata of a file: `packed` holds the bits and the shape of each quantized tensor."""
+    about = {**info, "version": VERSION, "packed": packed, **({"float16": True} if float16 else {})}
+    return {KEY: json.dumps(about, separators=(",", ":"))}
+
+
+def most_file_bytes(module: nn.Module, bits: Mapping[str, int], per_channel: bool, /, **info: Any) -> int:
+    """Return how large the file of a module can be, whatever its values, with these bits for some parameters."""
+    tensors, packed = stored(module), {}
+    for name, width in bits.items():
+        whole = tensors[name]
+        packed[name] = (width, *whole.shape)
+        centers = (len(whole) if per_channel else 1, 2**width)
+        tensors[name] = torch.empty(index_bytes(whole.numel(), width), dtype=torch.uint8, device="meta")
+        tensors[name + CENTERS] = torch.empty(centers, dtype=whole.dtype, device="meta")
+    return most_bytes(tensors, metadata(complete(module, info), packed))
 
 
 def halved(tensors: Params) -> Params:

@@ -3,14 +3,20 @@
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from quped.client import Client
+from quped.data import Samples
 from quped.errors import NetworkError, check, check_whole, is_whole
 from quped.models import FunctionalNetwork, end_weights, quantizable
 from quped.quant import FULL_PRECISION, MAX_BITS
-from quped.quant.sizes import affordable_bits
+from quped.quant.sizes import FLOAT_BYTES, affordable_bits, tensor_bytes
+from quped.simulation.budget import Plan, parse_bytes, plan_bits
+from quped.simulation.files import file_info
+from quped.simulation.setup import SimClient
 
+SMALL_FILE = 4_000
+"""Bytes, below which it does not matter what is quantized."""
 BITS = (*range(1, MAX_BITS + 1), FULL_PRECISION)
 
 
@@ -54,6 +60,40 @@ def client_bits(client: Client, who: str, network: FunctionalNetwork, weights: W
     except NetworkError as error:
         raise NetworkError(f"The network of {who} cannot be quantized: {error}") from error
     return quantized
+
+
+def budget_plan(
+    client: Client, who: str, network: FunctionalNetwork, weights: Weights, samples: Samples, method: str, seed: int
+) -> Plan:
+    """Return the bits of each parameter with which a client's file stays within its budget."""
+    alone = client.bits == FULL_PRECISION and client.end_bits is None
+    check(alone, f"'budget' of {who}", "without 'bits' and 'end_bits', which follow from it", client.budget)
+    budget = parse_bytes(client.budget, f"'budget' of {who}")
+    names = (*weights.inner, *weights.ends) if client.quantize is None else tuple(client.quantize)
+    info = file_info(client.name, method, network, samples, seed)
+    return plan_bits(network, names, samples, budget, info, per_channel=client.per_channel, seed=seed, what=who)
+
+
+def unquantized(client: Client, made: SimClient, weights: Weights) -> str | None:
+    """Say how a client's file becomes smaller, if it is quantized and yet mostly float32 weights."""
+    network, spec = made.network, made.spec
+    params = network.initial.params
+    floats = {name: FLOAT_BYTES * tensor.numel() for name, tensor in params.items() if name not in spec.bits}
+    others = sum(tensor.numel() for tensor in (*network.frozen.values(), *network.initial.buffers.values()))
+    plain = sum(floats.values()) + FLOAT_BYTES * others
+    whole = plain + sum(packed_bytes(params[name], bits, spec.per_channel) for name, bits in spec.bits.items())
+    if not spec.bits or not floats or whole < SMALL_FILE or plain <= whole / 2:
+        return None
+    largest = max(floats, key=lambda name: floats[name])
+    size = f"The parameter '{largest}' of '{made.name}' takes {floats[largest]:,} of {whole:,} bytes"
+    if largest in weights.ends and client.end_bits is None and client.budget is None:
+        return f"{size}: pass end_bits=8 to store the first and the last layer with 8 bits."
+    return f"{size}: add it to the parameters that are quantized." if largest in weights.inner else None
+
+
+def packed_bytes(weights: Tensor, bits: int, per_channel: bool) -> int:
+    """Return the bytes of packed weights."""
+    return tensor_bytes(weights.numel(), len(weights) if per_channel else 1, bits)
 
 
 def end_bits(client: Client, who: str, network: FunctionalNetwork, weights: Weights) -> dict[str, int]:

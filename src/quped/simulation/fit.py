@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from quped import _tree
-from quped._rng import LOCK, torch_seeded
-from quped.algorithms import Deployed, Global
+from quped._rng import LOCK
+from quped.algorithms import Global
 from quped.errors import InvalidValueError, check, check_whole
 from quped.export import PackedModel, to_bytes
 from quped.records import Checkpoints, exclusive
@@ -19,6 +19,7 @@ from quped.result import ClientResult, Evaluation, FitResult
 from quped.simulation.checkpoint import Checkpointer, load, stop_signals
 from quped.simulation.client_round import evaluate_global
 from quped.simulation.engines import Engine, InlineEngine, ProcessEngine, VmapEngine, usable_cores
+from quped.simulation.files import packed_model
 from quped.simulation.loop import Observer, Round, evaluate, simulate
 from quped.simulation.setup import Setup, SimClient
 
@@ -115,7 +116,7 @@ def collect(
     w = shared.w if isinstance(shared, Global) else None
     scores = [] if w is None else evaluate_global(setup, w)
     accuracy = curve[-1].accuracy
-    packed = {name: pack(setup, clients[name], models[name], accuracy.get(name)) for name in setup.names}
+    packed = {name: packed_model(setup, clients[name], models[name], accuracy.get(name)) for name in setup.names}
     files = {name: to_bytes(model) for name, model in packed.items()}
     return FitResult(
         algorithm=setup.algorithm.name,
@@ -133,26 +134,6 @@ def collect(
         global_network=setup.global_network,
         options=setup.describe(),
     )
-
-
-def pack(setup: Setup, client: SimClient, model: Deployed, accuracy: float | None) -> PackedModel:
-    """Return a client's model as its file holds it."""
-    module = client.network.module(model.state)
-    info: dict[str, Any] = {"client": client.name, "method": setup.algorithm.name}
-    if accuracy is not None:
-        info["accuracy"] = round(accuracy, 6)
-    if not hasattr(module, "built_from"):
-        info |= {"module": client.network.name, **describe_inputs(setup, client)}
-    return PackedModel.of(module, model.codebooks, **info)
-
-
-def describe_inputs(setup: Setup, client: SimClient) -> dict[str, Any]:
-    """Return the shape of an input, if the network takes one, and the number of classes."""
-    with torch_seeded(setup.seed, "kind"), torch.no_grad():  # PyTorch data sets may be random
-        inputs = client.train.batch(torch.zeros(1, dtype=torch.long)).inputs
-        logits, _ = client.network(*client.network.initial, inputs, train=False)
-    shape = {"input_shape": list(inputs[0].shape[1:])} if len(inputs) == 1 else {}
-    return {**shape, "classes": logits.shape[1]}
 
 
 def describe(client: SimClient, model: PackedModel, bytes_file: int, accuracy: float | None) -> ClientResult:

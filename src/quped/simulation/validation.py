@@ -14,7 +14,7 @@ from quped.data import Samples, as_samples
 from quped.data.from_user import dtype_name
 from quped.errors import InvalidValueError, NetworkError, QupedError, check
 from quped.models import FunctionalNetwork
-from quped.simulation.bits import Weights, client_bits
+from quped.simulation.bits import Weights, budget_plan, client_bits, unquantized
 from quped.simulation.setup import SimClient
 
 
@@ -33,6 +33,7 @@ def validate_clients(
     groups: dict[Hashable, ClientSpec] = {}
     checked = [check_client(client, algorithm, shared, networks, groups) for client in clients]
     warn_of_unseen_classes(checked)
+    warn_of_unquantized(clients, checked, networks)
     return checked, shared
 
 
@@ -69,7 +70,16 @@ class Networks:
     def bits(self, client: Client, who: str) -> dict[str, int]:
         """Return the bits of each parameter that a client quantizes."""
         network = self.make(client.model, who)
-        return client_bits(client, who, network, self._weights[id(client.model)])
+        return client_bits(client, who, network, self.weights(client))
+
+    def budget_bits(self, client: Client, who: str, samples: Samples, method: str) -> dict[str, int]:
+        """Return the bits of each parameter with which a client's file stays within its budget."""
+        network = self.make(client.model, who)
+        return budget_plan(client, who, network, self.weights(client), samples, method, self._seed).bits
+
+    def weights(self, client: Client) -> Weights:
+        """Return the weights of a client's network, which has been made."""
+        return self._weights[id(client.model)]
 
     def outputs(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
         """Run a network on one sample, once for each kind of input, and return the number of its outputs."""
@@ -137,7 +147,8 @@ def check_method(
     made = {client.name: networks.make(client.model, f"client '{client.name}'") for client in clients}
     bits = {client.name: networks.bits(client, f"client '{client.name}'") for client in clients}
     method, reasons = type(algorithm).__name__, []
-    if not algorithm.quantizes and (quantized := [name for name, of in bits.items() if of]):
+    quantized = [client.name for client in clients if bits[client.name] or client.budget is not None]
+    if not algorithm.quantizes and quantized:
         reasons.append(f"it trains full-precision models only (set bits=32 for {listed(quantized)})")
     first = clients[0].name
     shared = made[first] if global_model is None else networks.make(global_model, "the global model")
@@ -200,6 +211,8 @@ def check_client(
                 f"The network of {who} has {outputs} outputs but the global model has {expected}: "
                 "make them equal, so that one can teach the other."
             )
+    if client.budget is not None:
+        bits = networks.budget_bits(client, who, train, algorithm.name)
     key = (id(network), tuple(bits.items()), client.per_channel, client.init_centers)
     if key not in groups:
         spec = ClientSpec(
@@ -238,6 +251,17 @@ def distinction(a: FunctionalNetwork, b: FunctionalNetwork) -> str | None:
     if a.frozen.keys() != b.frozen.keys() or not all(torch.equal(v, b.frozen[k]) for k, v in a.frozen.items()):
         return "frozen parameters"
     return "layers" if a.structure != b.structure else None
+
+
+def warn_of_unquantized(clients: Sequence[Client], checked: Sequence[SimClient], networks: Networks) -> None:
+    """Warn, in one sentence, of clients whose files would be mostly float32 weights that could be quantized."""
+    pairs = zip(clients, checked, strict=True)
+    remedies = {made.name: unquantized(client, made, networks.weights(client)) for client, made in pairs}
+    if names := [name for name, remedy in remedies.items() if remedy is not None]:
+        warnings.warn(
+            f"Most of the file is not quantized for {listed(names)}. {remedies[names[0]]}",
+            stacklevel=4,  # whoever makes a Federation
+        )
 
 
 def warn_of_unseen_classes(clients: Sequence[SimClient]) -> None:
