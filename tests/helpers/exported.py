@@ -26,12 +26,12 @@ def quantized(
     return books
 
 
-def settled(module: nn.Module, inputs: Tensor) -> nn.Module:
+def settled(module: nn.Module, *inputs: Tensor) -> nn.Module:
     """Give the BatchNorm layers of a network statistics and weights that are not those of its beginning."""
     with torch_seeded(1, "norms"), torch.no_grad():
         for part in module.modules():
             if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d) and part.affine:
                 part.weight.uniform_(-1, 2)
                 part.bias.normal_()
-        module.train()(inputs)
+        module.train()(*inputs)
     return module.eval()
