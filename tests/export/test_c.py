@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from quped._rng import torch_seeded
 from quped.errors import QupedError
-from quped.export import c
+from quped.export import PackedModel, c
 from quped.export.chain import chain, run
-from quped.models import build
+from quped.models import build, quantizable
 
 needs_compiler = pytest.mark.skipif(c.find_compiler() is None, reason="there is no C compiler")
 
@@ -91,9 +91,9 @@ def test_a_chain_computes_what_its_network_does(name: str) -> None:
 def test_the_file_computes_what_the_network_does(name: str, bits: int, per_channel: bool) -> None:
     """Compiled without a warning."""
     module, inputs = network(name)
-    books = quantized(module, bits, per_channel=per_channel)
-    assert books or name in ("one layer", "no weights")
-    source = c.c_source(module, books, tuple(inputs.shape[1:]), "net", about="A */ net", classes=["cat", "*/ dog"])
+    model = quantized(module, dict.fromkeys(quantizable(module), (bits, per_channel)))
+    assert model.packed or name in ("one layer", "no weights")
+    source = c.c_source(module, model, tuple(inputs.shape[1:]), "net", ["cat", "*/ dog"])
     with torch.no_grad():
         expected = module(inputs)
     got = c.compute(source, "net", inputs, expected.shape[1], ["cc", *STRICT])
@@ -117,30 +117,28 @@ def test_the_file_needs_no_library(tmp_path: Path) -> None:
 def test_weights_are_stored_at_their_bits(tmp_path: Path) -> None:
     """A file's constants are those of the packed model, and a byte per tensor."""
     module, inputs = network("cnn1")
-    books = quantized(module, 2)
-    c.write_c(module, books, inputs, tmp_path / "net.c")
+    model = quantized(module, 2)
+    c.write_c(module, model, inputs, tmp_path / "net.c")
     told = re.search(r"Constant data: ([\d,]+) bytes", (tmp_path / "net.c").read_text())
     assert told is not None
-    codes = sum((book.indices.numel() + 3) // 4 + 4 * 4 + 1 for book in books.values())
-    floats = sum(p.numel() for name, p in module.named_parameters() if name not in books)
-    assert int(told[1].replace(",", "")) == codes + 4 * floats
+    assert int(told[1].replace(",", "")) == model.floor + len(model.packed)
 
 
 @needs_compiler
 def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the file that was there stays."""
     module, inputs = network("cnn1")
-    books = quantized(module, 1)
+    model = quantized(module, 1)
     path = tmp_path / "net.c"
     path.write_text("before")
     broken = tmp_path / "predict.c"
     broken.write_text(c.TEMPLATE.read_text().replace("sum < 0 ? 0", "sum < 0 ? 1"))
     monkeypatch.setattr(c, "TEMPLATE", broken)
     with pytest.raises(QupedError, match=r"net\.c does not compute"):
-        c.write_c(module, books, inputs, path)
+        c.write_c(module, model, inputs, path)
     broken.write_text("no C")
     with pytest.raises(QupedError, match="compiler refuses"):
-        c.write_c(module, books, inputs, path)
+        c.write_c(module, model, inputs, path)
     assert path.read_text() == "before"
 
 
@@ -148,7 +146,7 @@ def test_without_a_compiler_the_file_is_written(tmp_path: Path, monkeypatch: pyt
     """And the report says that it was not run."""
     monkeypatch.setenv("CC", "no-such-compiler")
     module, inputs = network("one layer")
-    assert "no C compiler" in c.write_c(module, {}, inputs, tmp_path / "1 net.c")
+    assert "no C compiler" in c.write_c(module, PackedModel.of(module, {}), inputs, tmp_path / "1 net.c")
     assert "void model_1_net_predict(" in (tmp_path / "1 net.c").read_text()
 
 
@@ -197,8 +195,9 @@ def test_numbers_that_are_none_are_refused() -> None:
     layer = nn.Linear(4, 3)
     with torch.no_grad():
         layer.bias[1] = torch.nan
+    module = nn.Sequential(layer)
     with pytest.raises(QupedError, match="holds nan"):
-        c.c_source(nn.Sequential(layer), {}, (4,), "net")
+        c.c_source(module, PackedModel.of(module, {}), (4,), "net")
 
 
 def test_literals_have_the_bits_of_their_floats() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.exported import quantized, settled
+from helpers.exported import Widths, quantized, settled
 from torch import Tensor, nn
 
 from quped._rng import torch_seeded
 from quped.errors import QupedError
+from quped.export import PackedModel
 from quped.models import build
-from quped.quant import Codebook
 
 onnx = pytest.importorskip("onnx", reason="the extra quped[onnx] is not installed")
 export = pytest.importorskip("quped.export.onnx")
@@ -67,7 +67,9 @@ def images() -> nn.Sequential:
     )
 
 
-Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]], dict[str, tuple[int, bool]]]
+EMPTY = PackedModel({}, {})
+
+Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]], Widths]
 
 CASES: dict[str, Case] = {
     "convolutions": (
@@ -98,41 +100,38 @@ CASES: dict[str, Case] = {
 }
 
 
-def case(name: str) -> tuple[nn.Module, dict[str, Codebook], tuple[Tensor, ...]]:
+def case(name: str) -> tuple[nn.Module, PackedModel, tuple[Tensor, ...]]:
     """Return a network, its codebooks and samples."""
     make, draw, widths = CASES[name]
     with torch_seeded(0, name):
         module, inputs = make(), draw()
     settled(module, *inputs)
-    books: dict[str, Codebook] = {}
-    for weight, (bits, per_channel) in widths.items():
-        books |= quantized(module, bits, per_channel=per_channel, names=(weight,))
-    return module, books, inputs
+    return module, quantized(module, widths), inputs
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_file_computes_what_the_network_does(name: str, tmp_path: Path) -> None:
     """In onnxruntime, for batches of any size; with nothing of this machine inside."""
     runtime = pytest.importorskip("onnxruntime")
-    module, books, inputs = case(name)
+    module, model, inputs = case(name)
     path = tmp_path / "net.onnx"
-    assert "run on 64 samples" in export.write_onnx(module, books, inputs, path)
+    assert "run on 64 samples" in export.write_onnx(module, model, inputs, path)
     content = path.read_bytes()
     assert not re.search(rb"\.py|site-packages|/home|/tmp|/root", content)
-    model = onnx.load(path)
-    assert (model.ir_version, {entry.domain: entry.version for entry in model.opset_import}[""]) == (8, 18)
-    assert {node.op_type for node in model.graph.node if node.domain} == {f.name for f in model.functions}
+    file = onnx.load(path)
+    assert (file.ir_version, {entry.domain: entry.version for entry in file.opset_import}[""]) == (8, 18)
+    assert {node.op_type for node in file.graph.node if node.domain} == {f.name for f in file.functions}
     assert [
-        value.type.tensor_type.shape.dim[0].dim_param for value in (model.graph.input[-1], model.graph.output[0])
+        value.type.tensor_type.shape.dim[0].dim_param for value in (file.graph.input[-1], file.graph.output[0])
     ] == [
         "batch",
         "batch",
     ]
-    packed = {tensor.name: len(tensor.raw_data) for tensor in model.graph.initializer}
-    for weight, book in books.items():
-        assert weight not in packed
-        bits = next(bits for bits in (1, 2, 4, 8) if 2**bits >= book.centers.shape[1])
-        assert packed[f"{weight}.packed"] == -(-book.indices.numel() * bits // 8)
+    packed = {tensor.name: len(tensor.raw_data) for tensor in file.graph.initializer}
+    for name, weight in model.packed.items():
+        assert name not in packed
+        bits = next(bits for bits in (1, 2, 4, 8) if bits >= weight.bits)
+        assert packed[f"{name}.packed"] == -(-weight.indices.numel() * bits // 8)
     fewer = inputs if len(inputs) > 1 else (inputs[0][:5],)
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     feeds = {slot.name: part.numpy() for slot, part in zip(session.get_inputs(), fewer, strict=True)}
@@ -147,22 +146,22 @@ def test_a_file_that_holds_or_computes_something_else_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of wrong weights, of wrong operators, and of other weights than the codebooks say."""
-    module, books, inputs = case("text")
+    module, model, inputs = case("text")
     path = tmp_path / "net.onnx"
     path.write_bytes(b"before")
-    good = export.onnx_model(module, books, inputs)
+    good = export.onnx_model(module, model.packed, inputs)
     monkeypatch.setattr(export, "onnx_model", lambda *_: good)
     with monkeypatch.context() as without:
         without.setattr(export, "compute", lambda *_: None)
-        assert "no onnxruntime" in export.write_onnx(module, books, inputs, tmp_path / "other.onnx")
+        assert "no onnxruntime" in export.write_onnx(module, model, inputs, tmp_path / "other.onnx")
     good.graph.initializer[-2].raw_data = bytes(len(good.graph.initializer[-2].raw_data))
     with pytest.raises(QupedError, match=r"another embedding\.weight"):
-        export.write_onnx(module, books, inputs, path)
+        export.write_onnx(module, model, inputs, path)
     with pytest.raises(QupedError, match="other weights"):
-        export.write_onnx(module, {}, inputs, path)
+        export.write_onnx(module, EMPTY, inputs, path)
     monkeypatch.setattr(export, "check_weights", lambda *_: None)
     with pytest.raises(QupedError, match=r"net\.onnx does not compute"):
-        export.write_onnx(module, books, inputs, path)
+        export.write_onnx(module, model, inputs, path)
     assert path.read_bytes() == b"before"
 
 
@@ -174,7 +173,7 @@ def test_a_network_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
             raise ValueError("not today")
 
     with pytest.raises(QupedError, match="cannot export Moody"):
-        export.write_onnx(Moody(), {}, (torch.randn(2, 3),), tmp_path / "net.onnx")
+        export.write_onnx(Moody(), EMPTY, (torch.randn(2, 3),), tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -182,4 +181,4 @@ def test_without_the_packages_the_error_names_the_extra(tmp_path: Path, monkeypa
     """Before anything is done."""
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(QupedError, match=r"pip install 'quped\[onnx\]'"):
-        export.write_onnx(nn.Linear(3, 2), {}, (torch.randn(2, 3),), tmp_path / "net.onnx")
+        export.write_onnx(nn.Linear(3, 2), EMPTY, (torch.randn(2, 3),), tmp_path / "net.onnx")

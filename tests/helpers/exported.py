@@ -1,29 +1,34 @@
-"""Networks whose weights hold few values, as they come out of training, and what is known of them."""
+"""Networks as they come out of training: few values, BatchNorm with statistics of its own."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from quped._rng import torch_seeded
+from quped.export import PackedModel
 from quped.models import quantizable
 from quped.quant import Codebook, nearest, place
 
+Widths = Mapping[str, tuple[int, bool]]
+"""For parameters their bits, and whether each channel has its own centers."""
 
-def quantized(
-    module: nn.Module, bits: int, *, per_channel: bool = False, names: tuple[str, ...] = ()
-) -> dict[str, Codebook]:
-    """Round a network's weights, or those of these names, to quantiles of theirs; return their codebooks."""
+
+def quantized(module: nn.Module, widths: Widths | int) -> PackedModel:
+    """Round weights of a network to a few quantiles of theirs, in place; return its packed model."""
+    if isinstance(widths, int):
+        widths = dict.fromkeys(quantizable(module), (widths, False))
     params = dict(module.eval().named_parameters())
     books = {}
-    for name in names or quantizable(module):
+    for name, (bits, per_channel) in widths.items():
         weight = params[name].detach()
         rows = weight.reshape(len(weight) if per_channel else 1, -1)
         shares = (torch.arange(2**bits) + 0.5) / 2**bits
         centers = torch.quantile(rows, shares, dim=1).T.contiguous()
-        indices = nearest(weight, centers)
+        books[name] = Codebook(centers, nearest(weight, centers))
         with torch.no_grad():
-            params[name].copy_(place(centers, indices, weight.shape))
-        books[name] = Codebook(centers, indices.to(torch.uint8))
-    return books
+            params[name].copy_(place(*books[name], weight.shape))
+    return PackedModel.of(module, books)
 
 
 def settled(module: nn.Module, *inputs: Tensor) -> nn.Module:

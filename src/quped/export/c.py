@@ -12,42 +12,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from quped.errors import NetworkError
+from quped.errors import ModelFileError
 from quped.export.chain import Conv, Pool, Stage, chain
-from quped.export.verify import ExportError, check_scores
-from quped.quant import Codebook
-from quped.quant.sizes import FLOAT_BYTES, index_bits
-from quped.records import write_bytes
+from quped.export.packed import PackedModel, write_file
+from quped.export.verify import check_scores
+from quped.models.select import network_name
+from quped.quant.packing import pack
+from quped.quant.sizes import FLOAT_BYTES
 
 TEMPLATE = Path(__file__).parent / "templates" / "predict.c"
 FLAGS = ("-std=c99", "-Os", "-shared", "-fPIC")
 
 
-def write_c(
-    module: nn.Module,
-    codebooks: Mapping[str, Codebook],
-    inputs: Tensor,
-    path: Path,
-    *,
-    about: str = "A network.",
-    classes: Sequence[str] = (),
-) -> str:
+def write_c(module: nn.Module, model: PackedModel, inputs: Tensor, path: Path, class_names: Sequence[str] = ()) -> str:
     """Write a network as `path`, whose name without `.c` names the function; return how it was verified.
 
-    `inputs` are samples on which the compiled file must agree with `module`; without a C compiler nothing is run.
+    `model` holds the weights of `module`, with which the compiled file must agree on the samples `inputs`.
+    Without a C compiler nothing is run.
     """
     name = identifier(path.stem)
-    source = c_source(module, codebooks, tuple(inputs.shape[1:]), name, about=about, classes=classes)
+    source = c_source(module, model, tuple(inputs.shape[1:]), name, class_names)
     compiler = find_compiler()
     if compiler is not None:
         with torch.no_grad():
             expected = module(inputs)
         check_scores(str(path), compute(source, name, inputs, expected.shape[1], compiler), expected)
-    write_bytes(path, source.encode())
+    write_file(path, source.encode())
     if compiler is None:
         return "not run: no C compiler here"
     return f"compiled and run on {len(inputs):,} samples: same classes"
@@ -60,37 +54,30 @@ def identifier(name: str) -> str:
 
 
 def c_source(
-    module: nn.Module,
-    codebooks: Mapping[str, Codebook],
-    input_shape: tuple[int, ...],
-    name: str,
-    *,
-    about: str = "A network.",
-    classes: Sequence[str] = (),
+    module: nn.Module, model: PackedModel, input_shape: tuple[int, ...], name: str, class_names: Sequence[str] = ()
 ) -> str:
     """Return the file's text."""
     stages = chain(module, input_shape)
-    tensors = {key: value.detach() for key, value in module.state_dict().items()}
     arrays = Arrays()
-    rows = [numbers(stage) | pointers(stage, tensors, codebooks, arrays) for stage in stages]
+    rows = [numbers(stage) | pointers(stage, model, arrays) for stage in stages]
     same = {key for key in rows[0] if len({row[key] for row in rows}) == 1 and isinstance(rows[0][key], int)}
     common = same - ALWAYS
     types = {key: POINTERS.get(key) or smallest([int(row[key]) for row in rows]) for key in rows[0]}
     fields = sorted((key for key in rows[0] if key not in common), key=lambda key: ORDER.index(types[key]))
     sizes = [math.prod(stage.output) for stage in stages]
-    packed = [fan_in(stage) for stage in stages if stage.conv is not None and stage.conv.weight in codebooks]
+    packed = [fan_in(stage) for stage in stages if stage.conv is not None and stage.conv.weight in model.packed]
     buffers = {
         "even": max(sizes[:-1:2], default=1),
         "odd": max(sizes[1:-1:2], default=1),
         "unpacked": max(packed, default=1),
     }
     words = {
-        "ABOUT": comment(about),
+        "ABOUT": comment(f"{network_name(module)}{origin(model)}."),
         "NAME": name,
         "INPUTS": f"{math.prod(input_shape):,}",
         "SHAPE": f"{' x '.join(map(str, input_shape))}, the last index fastest, normalised as for training",
         "SCORES": str(sizes[-1]),
-        "CLASSES": comment(f": {', '.join(classes)}" if classes else ""),
+        "CLASSES": comment(f": {', '.join(class_names)}" if class_names else ""),
         "FLASH": f"{arrays.bytes:,}",
         "RAM": f"{FLOAT_BYTES * sum(buffers.values()):,}",
         "ARRAYS": "\n".join(arrays.lines),
@@ -121,6 +108,12 @@ def smallest(values: Sequence[int]) -> str:
     return "uint8_t" if max(values) < 2**8 else "uint16_t" if max(values) < 2**16 else "uint32_t"
 
 
+def origin(model: PackedModel) -> str:
+    """Say where a model comes from."""
+    words = {"client": "of {}", "method": "trained by {}"}
+    return "".join(f", {text.format(model.info[key])}" for key, text in words.items() if key in model.info)
+
+
 def comment(text: str) -> str:
     """Return a user's words in one line that does not end a comment."""
     return " ".join(text.split()).replace("*/", "* /")
@@ -148,22 +141,22 @@ class Arrays:
         return self.names[label]
 
 
-def pointers(
-    stage: Stage, tensors: Mapping[str, Tensor], codebooks: Mapping[str, Codebook], arrays: Arrays
-) -> dict[str, Number]:
+def pointers(stage: Stage, model: PackedModel, arrays: Arrays) -> dict[str, Number]:
     """Return the arrays of a stage, and how its weights are stored."""
-    fields: dict[str, Number] = dict.fromkeys(("weights", "centers", "scale", "shift", "bits", "centers_per_filter"), 0)
+    fields: dict[str, Number] = dict.fromkeys((*POINTERS, "bits", "centers_per_filter"), 0)
     if stage.conv is not None:
         name = stage.conv.weight
-        book = codebooks.get(name)
-        if book is None:
-            fields["weights"] = arrays.add(name, tensors[name].float())
+        packed = model.packed.get(name)
+        if packed is None:
+            fields["weights"] = arrays.add(name, model.tensors[name])
         else:
-            fields["weights"] = arrays.add(f"{name}, packed", packed_codes(book))
-            fields["centers"] = arrays.add(f"{name}, centers", book.centers.float())
-            fields["bits"] = index_bits(book.centers)
-            fields["centers_per_filter"] = book.centers.shape[1] if len(book.centers) > 1 else 0
-    scale, shift = stage.affine(tensors)
+            # Two bytes are read at a time: one more than there are codes for.
+            codes = functional.pad(pack(packed.indices, packed.bits), (0, 1))
+            fields["weights"] = arrays.add(f"{name}, packed", codes)
+            fields["centers"] = arrays.add(f"{name}, centers", packed.centers)
+            fields["bits"] = packed.bits
+            fields["centers_per_filter"] = packed.centers.shape[1] if len(packed.centers) > 1 else 0
+    scale, shift = stage.affine(model.tensors)
     if scale is not None and stage.norm is not None:
         fields["scale"] = arrays.add(f"{stage.norm.mean}, scale", scale)
     if shift is not None:
@@ -204,14 +197,6 @@ def initializer(fields: Mapping[str, Number]) -> str:
     return "\n".join(("    {", *(f"        {line}" for line in lines), "    },"))
 
 
-def packed_codes(book: Codebook) -> Tensor:
-    """Return the codes of a tensor as bytes, lowest bits first, and one byte more: two are read at a time."""
-    bits = index_bits(book.centers)
-    codes = book.indices.flatten().to(torch.uint8).numpy()
-    planes = codes[:, None] >> np.arange(bits, dtype=np.uint8) & 1
-    return torch.from_numpy(np.append(np.packbits(planes, bitorder="little"), np.uint8(0)))
-
-
 def fan_in(stage: Stage) -> int:
     """Return the weights of one filter."""
     return 0 if stage.conv is None else stage.input[0] // stage.conv.groups * math.prod(stage.conv.kernel)
@@ -220,7 +205,7 @@ def fan_in(stage: Stage) -> int:
 def hexadecimal(value: float) -> str:
     """Return a float32 as a C literal that has just its bits."""
     if not math.isfinite(value):
-        raise NetworkError(f"The network holds {value}, which C has no number for: train it again.")
+        raise ModelFileError(f"The network holds {value}, which C has no number for: train it again.")
     mantissa, exponent = value.hex().split("p")
     return f"{mantissa.rstrip('0').rstrip('.')}p{exponent}f" if "." in mantissa else f"{mantissa}p{exponent}f"
 
@@ -253,9 +238,9 @@ def compute(source: str, name: str, inputs: Tensor, classes: int, compiler: Sequ
             )
             predict = ctypes.CDLL(str(library))[f"{name}_predict"]
         except subprocess.CalledProcessError as error:
-            raise ExportError(f"The C compiler refuses the network's file: {error.stderr.strip()[:500]}") from error
+            raise ModelFileError(f"The C compiler refuses the network's file: {error.stderr.strip()[:500]}") from error
         except OSError as error:
-            raise ExportError(f"The network's C file cannot be compiled and run: {error}.") from error
+            raise ModelFileError(f"The network's C file cannot be compiled and run: {error}.") from error
         samples = inputs.contiguous().float()
         scores = torch.zeros(len(samples), classes)
         for sample, row in zip(samples, scores, strict=True):

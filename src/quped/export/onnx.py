@@ -17,14 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quped.export.verify import ExportError, check_scores
+from quped.errors import ModelFileError
+from quped.export.packed import PackedModel, PackedTensor, write_file
+from quped.export.verify import check_scores
 from quped.models.select import network_name
-from quped.quant import Codebook
-from quped.quant.sizes import index_bits
-from quped.records import write_bytes
+from quped.quant.packing import pack
 
 if TYPE_CHECKING:
     import onnx
+
+Packed = Mapping[str, PackedTensor]
 
 OPSET = 18
 IR_VERSION = 8
@@ -36,20 +38,20 @@ ROOT = "network."
 """What the exporter puts before the names of a network's tensors."""
 
 
-def write_onnx(module: nn.Module, codebooks: Mapping[str, Codebook], inputs: tuple[Tensor, ...], path: Path) -> str:
+def write_onnx(module: nn.Module, model: PackedModel, inputs: tuple[Tensor, ...], path: Path) -> str:
     """Write a network as an ONNX file; return how it was verified.
 
-    `inputs` is a batch that the network takes, of samples on which the file must agree with it.
+    `model` holds the weights of `module`, with which the file must agree on the batch `inputs`.
     """
     require_onnx()
-    content = onnx_model(module, codebooks, inputs).SerializeToString(deterministic=True)
+    content = onnx_model(module, model.packed, inputs).SerializeToString(deterministic=True)
     with torch.no_grad():
         expected = module(*inputs)
-    check_weights(content, module, codebooks, path)
+    check_weights(content, model.packed, path)
     got = compute(content, inputs)
     if got is not None:
         check_scores(str(path), got, expected)
-    write_bytes(path, content)
+    write_file(path, content)
     if got is None:
         return "weights read again; not run: no onnxruntime here"
     return f"run on {len(expected):,} samples: same classes"
@@ -59,7 +61,7 @@ def require_onnx() -> None:
     """Raise if the packages are missing that write ONNX files."""
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
-            raise ExportError(f"ONNX files need the package {package}, which is missing: pip install 'quped[onnx]'.")
+            raise ModelFileError(f"ONNX files need the package {package}, which is missing: pip install 'quped[onnx]'.")
 
 
 class WithWeights(nn.Module):
@@ -75,7 +77,7 @@ class WithWeights(nn.Module):
         return torch.func.functional_call(self.network, dict(zip(self._names, weights, strict=True)), inputs)
 
 
-def onnx_model(module: nn.Module, codebooks: Mapping[str, Codebook], inputs: tuple[Tensor, ...]) -> "onnx.ModelProto":
+def onnx_model(module: nn.Module, packed: Packed, inputs: tuple[Tensor, ...]) -> "onnx.ModelProto":
     """Return the network as ONNX."""
     params = dict(module.named_parameters())
     data = ["input"] if len(inputs) == 1 else [f"input_{i}" for i in range(len(inputs))]
@@ -83,11 +85,11 @@ def onnx_model(module: nn.Module, codebooks: Mapping[str, Codebook], inputs: tup
     try:
         with quietly():
             program = torch.onnx.export(
-                WithWeights(module, list(codebooks)).eval(),
-                ([params[name].detach() for name in codebooks], *inputs),
-                input_names=[*codebooks, *data],
+                WithWeights(module, list(packed)).eval(),
+                ([params[name].detach() for name in packed], *inputs),
+                input_names=[*packed, *data],
                 output_names=["scores"],
-                dynamic_shapes=([None] * len(codebooks), automatic),
+                dynamic_shapes=([None] * len(packed), automatic),
                 opset_version=OPSET,
                 dynamo=True,
                 optimize=True,
@@ -96,14 +98,14 @@ def onnx_model(module: nn.Module, codebooks: Mapping[str, Codebook], inputs: tup
             )
     except Exception as error:  # whatever a user's module does when it is traced
         reason = str(error).strip().partition("\n")[0]
-        raise ExportError(f"PyTorch cannot export {network_name(module)} to ONNX: {reason}") from error
+        raise ModelFileError(f"PyTorch cannot export {network_name(module)} to ONNX: {reason}") from error
     assert program is not None
     model = program.model_proto
     model.ir_version = IR_VERSION
     tidy(model)
     rename(model.graph)
     name_batch(model.graph)
-    pack(model, {name: (book, params[name].shape) for name, book in codebooks.items()})
+    replace_inputs(model, packed)
     return model
 
 
@@ -152,7 +154,7 @@ def name_batch(graph: "onnx.GraphProto") -> None:
                 dim.dim_param = "batch"
 
 
-def pack(model: "onnx.ModelProto", weights: Mapping[str, tuple[Codebook, torch.Size]]) -> None:
+def replace_inputs(model: "onnx.ModelProto", weights: Packed) -> None:
     """Replace the inputs of a graph that are weights by packed weights, and calls that unpack them."""
     from onnx import helper, numpy_helper
 
@@ -161,28 +163,22 @@ def pack(model: "onnx.ModelProto", weights: Mapping[str, tuple[Codebook, torch.S
     del graph.input[:]
     graph.input.extend(rest)
     calls = []
-    for name, (book, shape) in weights.items():
-        bits = width(book)
-        tensors = {f"{name}.packed": pack_codes(book.indices, bits), f"{name}.centers": book.centers}
+    for name, weight in weights.items():
+        bits = width(weight)
+        tensors = {f"{name}.packed": pack(weight.indices, bits), f"{name}.centers": weight.centers}
         graph.initializer.extend(numpy_helper.from_array(t.numpy(), key) for key, t in tensors.items())
-        calls.append(helper.make_node(f"Unpack{bits}", list(tensors), [name], domain=DOMAIN, shape=list(shape)))
+        calls.append(helper.make_node(f"Unpack{bits}", list(tensors), [name], domain=DOMAIN, shape=weight.shape))
     for node in reversed(calls):
         graph.node.insert(0, node)
-    widths = {width(book) for book, _ in weights.values()}
-    model.functions.extend(unpack_function(bits) for bits in sorted(widths))
+    widths = sorted({width(weight) for weight in weights.values()})
+    model.functions.extend(unpack_function(bits) for bits in widths)
     if widths:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
 
 
-def width(book: Codebook) -> int:
+def width(weight: PackedTensor) -> int:
     """Return the bits of a stored code: 1, 2, 4 or 8, so that none crosses a byte."""
-    return 1 << (index_bits(book.centers) - 1).bit_length()
-
-
-def pack_codes(indices: Tensor, bits: int) -> Tensor:
-    """Return codes as bytes, lowest bits first."""
-    planes = indices.flatten().to(torch.uint8).numpy()[:, None] >> np.arange(bits, dtype=np.uint8) & 1
-    return torch.from_numpy(np.packbits(planes, bitorder="little"))
+    return 1 << (weight.bits - 1).bit_length()
 
 
 def unpack_function(bits: int) -> "onnx.FunctionProto":
@@ -222,26 +218,25 @@ def unpack_function(bits: int) -> "onnx.FunctionProto":
     return helper.make_function(DOMAIN, f"Unpack{bits}", ["packed", "centers"], ["weight"], nodes, opset, ["shape"])
 
 
-def check_weights(content: bytes, module: nn.Module, codebooks: Mapping[str, Codebook], path: Path) -> None:
+def check_weights(content: bytes, weights: Packed, path: Path) -> None:
     """Raise unless a file, read again, is valid and holds the quantized weights of a network."""
     import onnx
 
     model = onnx.load_model_from_string(content)
     onnx.checker.check_model(model, full_check=True)
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    params = dict(module.named_parameters())
     calls = {node.output[0]: node for node in model.graph.node if node.domain == DOMAIN}
-    if calls.keys() != codebooks.keys():
-        raise ExportError(f"{path} would hold other weights than the network has. Nothing was written.")
+    if calls.keys() != weights.keys():
+        raise ModelFileError(f"{path} would hold other weights than the network has. Nothing was written.")
     for name, call in calls.items():
         packed, centers = (stored[key] for key in call.input)
         bits = int(call.op_type.removeprefix("Unpack"))
-        shape = call.attribute[0].ints
         codes = np.unpackbits(packed, bitorder="little").reshape(-1, bits) @ (1 << np.arange(bits))
+        shape = tuple(call.attribute[0].ints)
         rows = codes[: np.prod(shape)].reshape(len(centers), -1)
-        weight = torch.from_numpy(np.take_along_axis(centers, rows, axis=1).reshape(shape))
-        if not torch.equal(weight.view(torch.int32), params[name].detach().contiguous().view(torch.int32)):
-            raise ExportError(f"{path} would hold another {name} than the network has. Nothing was written.")
+        weight = np.take_along_axis(centers, rows, axis=1).reshape(shape)
+        if weight.tobytes() != weights[name].values().numpy().tobytes():
+            raise ModelFileError(f"{path} would hold another {name} than the network has. Nothing was written.")
 
 
 def compute(content: bytes, inputs: tuple[Tensor, ...]) -> Tensor | None:
