@@ -1,6 +1,6 @@
 """What comes out of a federation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,10 @@ import numpy as np
 from torch import nn
 
 from quped.algorithms import Deployed
+from quped.data import Samples
 from quped.errors import InvalidValueError, did_you_mean
 from quped.export import SUFFIX, PackedModel, from_bytes, to_bytes, write_file
+from quped.export.formats import FORMATS, Source
 from quped.models import FunctionalNetwork
 from quped.records import plain, versions
 from quped.typing import ModelState
@@ -78,6 +80,8 @@ class FitResult:
     files: Mapping[str, bytes] = field(repr=False)
     """Each client's model as its packed file."""
     networks: Mapping[str, FunctionalNetwork] = field(repr=False)
+    samples: Mapping[str, Samples] = field(repr=False)
+    """Each client's test samples, or its training samples if it has no others: exports are verified on them."""
     global_model: ModelState | None = field(repr=False)
     """The tensors of the global model w; None for methods without."""
     global_accuracy: float | None
@@ -114,6 +118,18 @@ class FitResult:
         for client in self.models:
             self.save(client, Path(folder) / f"{client}{SUFFIX}", float16=float16)
 
+    def export_onnx(self, client: str, path: Path | str) -> str:
+        """Write a client's model to an ONNX file; return how it was verified. This needs `quped[onnx]`."""
+        return FORMATS["onnx"].write(self._source(client), Path(path), False)
+
+    def export_c(self, client: str, path: Path | str) -> str:
+        """Write a client's model to a C file, if its network is a chain of plain layers; return how it was verified."""
+        return FORMATS["c"].write(self._source(client), Path(path), False)
+
+    def export_html(self, client: str, path: Path | str, class_names: Sequence[str] = ()) -> str:
+        """Write a client's model to a page that runs it, as for `export_c`; return how it was verified."""
+        return FORMATS["html"].write(self._source(client, class_names), Path(path), False)
+
     def global_module(self) -> nn.Module:
         """Return the global model as an ordinary module in evaluation mode: a start for clients that join later."""
         if self.global_model is None:
@@ -138,6 +154,10 @@ class FitResult:
             "versions": versions(),
         }
         return dict(plain(result))
+
+    def _source(self, client: str, class_names: Sequence[str] = ()) -> Source:
+        model = self.packed(client)
+        return Source(client, model, lambda: self.samples[client], lambda: class_names, self.module(client))
 
     def _check_known(self, client: str) -> None:
         if client not in self.models:

@@ -115,3 +115,19 @@ def test_mistakes_of_a_plan(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_inspected(tmp_path: Path) -> None:
     (tmp_path / "a.quped").write_bytes(b"no model")
     fails(quped("inspect", "a.quped", cwd=tmp_path), "a.quped cannot be read", "copy it or save it again")
+
+
+@pytest.mark.parametrize("kind", ["onnx", "c", "html"])
+def test_formats_for_devices(kind: str, run: Path, tmp_path: Path) -> None:
+    if kind == "onnx":
+        pytest.importorskip("onnxruntime", reason="the extra quped[onnx] is not installed")
+    done = quped("export", run, "--format", kind, "--client", "phone-0", "--json", "--out", tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = json.loads(done.stdout)
+    assert line["file"] == str(tmp_path / f"phone-0.{kind}")
+    samples = len(sources(run, ["phone-0"])[0].samples())
+    assert f"run on {min(samples, 256)} samples: same classes" in line["verified"]
+    if kind == "html":
+        assert '"classes":["0","1","2"' in (tmp_path / "phone-0.html").read_text()
+    else:
+        fails(quped("export", run, "--format", kind, "--float16", cwd=tmp_path), "hold float32", "--format quped")

@@ -10,7 +10,7 @@ from torch import nn
 
 import quped
 from quped import Client, FedAvg, Federation, FitResult, Local
-from quped.errors import InvalidValueError
+from quped.errors import InvalidValueError, QupedError
 from quped.export import read
 from quped.models import build
 
@@ -84,3 +84,14 @@ def test_clients_that_cannot_be_saved(fit: FitResult, tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match="'a/b' cannot name a file"):
         strange.save_all(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_clients_are_exported_for_devices(fit: FitResult, tmp_path: Path) -> None:
+    assert "run on 9 samples" in fit.export_c("ours", str(tmp_path / "ours.c"))
+    assert "run on 9 samples" in fit.export_html("ours", tmp_path / "ours.html", ["yes", "no", "maybe"])
+    assert '"classes":["yes",' in (tmp_path / "ours.html").read_text()
+    with pytest.raises(QupedError, match="network SmallNet cannot be written as C.*not one of"):
+        fit.export_c("other", tmp_path / "other.c")
+    pytest.importorskip("onnxruntime", reason="the extra quped[onnx] is not installed")
+    assert "run on 20 samples" in fit.export_onnx("other", tmp_path / "other.onnx")  # it has training samples only
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.onnx", "ours.c", "ours.html"]

@@ -23,9 +23,10 @@ def sources(run: Path, clients: Sequence[str] = ()) -> list[Source]:
     if unknown := [client for client in clients if client not in files]:
         raise InvalidValueError(f"{run} has no client '{unknown[0]}'. {did_you_mean(unknown[0], files)}")
     samples = cache(partial(evaluation_samples, run))
+    class_names = cache(partial(names_of_classes, run))
 
     def source(name: str) -> Source:
-        return Source(name, read(files[name]), lambda: samples()[name])
+        return Source(name, read(files[name]), lambda: samples()[name], class_names)
 
     return [source(name) for name in clients or files]
 
@@ -38,3 +39,10 @@ def evaluation_samples(run: Path) -> dict[str, Samples]:
         return {"model": halves(DATASETS[recipe.data](), recipe)[1]}
     experiment = validate(config["config"], str(run / CONFIG))
     return Population(experiment, config["seed"]).evaluation_samples()
+
+
+def names_of_classes(run: Path) -> tuple[str, ...]:
+    """Return the names of the classes in the data of a run."""
+    config = read_json(run / CONFIG)
+    data = config["recipe"]["data"] if "recipe" in config else config["config"]["data"]["name"]
+    return DATASETS[data]().class_names

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +41,20 @@ def write_c(module: nn.Module, model: PackedModel, inputs: Tensor, path: Path, c
     if compiler is not None:
         with torch.no_grad():
             expected = module(inputs)
-        check_scores(str(path), compute(source, name, inputs, expected.shape[1], compiler), expected)
-    write_file(path, source.encode())
-    if compiler is None:
-        return "not run: no C compiler here"
-    return f"compiled and run on {len(inputs):,} samples: same classes"
+        check_scores(str(path), compute(source.text, name, inputs, expected.shape[1], compiler), expected)
+    write_file(path, source.text.encode())
+    run = f"compiled and run on {len(inputs):,} samples: same classes" if compiler else "not run: no C compiler here"
+    return f"{run}; {source.constants:,} bytes of constants, {source.memory:,} of working memory"
+
+
+class CFile(NamedTuple):
+    """A C file."""
+
+    text: str
+    constants: int
+    """Bytes of its constant arrays."""
+    memory: int
+    """Bytes that it works in."""
 
 
 def identifier(name: str) -> str:
@@ -55,8 +65,8 @@ def identifier(name: str) -> str:
 
 def c_source(
     module: nn.Module, model: PackedModel, input_shape: tuple[int, ...], name: str, class_names: Sequence[str] = ()
-) -> str:
-    """Return the file's text."""
+) -> CFile:
+    """Return the file."""
     stages = chain(module, input_shape)
     arrays = Arrays()
     rows = [numbers(stage) | pointers(stage, model, arrays) for stage in stages]
@@ -71,6 +81,7 @@ def c_source(
         "odd": max(sizes[1:-1:2], default=1),
         "unpacked": max(packed, default=1),
     }
+    memory = FLOAT_BYTES * sum(buffers.values())
     words = {
         "ABOUT": comment(f"{network_name(module)}{origin(model)}."),
         "NAME": name,
@@ -79,7 +90,7 @@ def c_source(
         "SCORES": str(sizes[-1]),
         "CLASSES": comment(f": {', '.join(class_names)}" if class_names else ""),
         "FLASH": f"{arrays.bytes:,}",
-        "RAM": f"{FLOAT_BYTES * sum(buffers.values()):,}",
+        "RAM": f"{memory:,}",
         "ARRAYS": "\n".join(arrays.lines),
         "FIELDS": "\n".join(f"    {types[key]} {key};" for key in fields),
         "COUNT": str(len(stages)),
@@ -90,7 +101,8 @@ def c_source(
         ),
         "BUFFERS": "\n".join(f"static float {key}[{count}];" for key, count in buffers.items()),
     }
-    return re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], TEMPLATE.read_text())
+    text = re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], TEMPLATE.read_text())
+    return CFile(text, arrays.bytes, memory)
 
 
 Number = int | str

@@ -22,7 +22,11 @@ Pair = tuple[int, int]
 Image = tuple[int, int, int]
 """Channels, height and width."""
 
-KNOWN = "Conv2d, BatchNorm, ReLU, MaxPool2d, AvgPool2d, Flatten, Linear and Dropout"
+PLAIN = (
+    *(nn.Conv2d, ConvPool, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten, nn.Dropout, nn.Dropout2d),
+    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Identity),
+)
+"""Layers of a chain: these very classes, since a subclass may have a forward pass of its own."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,8 @@ def chain(module: nn.Module, input_shape: Sequence[int]) -> list[Stage]:
         except UnfitLayerError as reason:
             what = f"layer '{name}' ({type(layer).__name__})" if name else f"network {network_name(module)}"
             raise NetworkError(
-                f"The {what} cannot be written as C or as a page: {reason}. Both take a chain (nn.Sequential) of "
-                f"{KNOWN}. ONNX takes every network: --format onnx."
+                f"The {what} cannot be written as C or as a page: {reason}. Both take chains (nn.Sequential) of plain "
+                "layers. ONNX takes every network."
             ) from None
     if not stages:
         raise NetworkError(f"The network {network_name(module)} has no layers to export.")
@@ -137,7 +141,6 @@ class UnfitLayerError(Exception):
 
 def layers(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the plain layers of a network in the order of its forward pass."""
-    # Only these very classes: a subclass may have a forward pass of its own.
     if type(module) is MLP:
         yield name, nn.Flatten()
     if type(module) in (nn.Sequential, CNN, MLP):
@@ -148,43 +151,33 @@ def layers(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]
 
 
 def append(stages: list[Stage], layer: nn.Module, shape: tuple[int, ...], names: Mapping[int, str]) -> tuple[int, ...]:
-    """Add a layer to the chain, as part of its last stage where that is the same; return the shape behind it."""
-    kind = type(layer)
-    if kind in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity):
+    """Add a layer to the chain, to its last stage where that can compute it; return the shape behind it."""
+    demand(type(layer) in PLAIN, f"it is not one of {', '.join(kind.__name__ for kind in PLAIN)}")
+    if isinstance(layer, nn.Dropout | nn.Dropout2d | nn.Identity):
         return shape
-    if isinstance(layer, nn.Flatten) and kind is nn.Flatten:
+    if isinstance(layer, nn.Flatten):
         demand((layer.start_dim, layer.end_dim) in ((1, -1), (1, len(shape))), "it flattens a part of its input")
         return (math.prod(shape),)
-    if kind is nn.ReLU:
+    if isinstance(layer, nn.ReLU):
         return add_relu(stages, shape)
-    if isinstance(layer, nn.Linear) and kind is nn.Linear:
-        demand(shape == (layer.in_features,), f"its input has the shape {shape}: put nn.Flatten() before it")
-        image = (1, 1, layer.in_features)
-        output = (layer.out_features, 1, 1)
-        conv = Conv(names[id(layer.weight)], image[1:])
-        stages.append(Stage(image, output, output, conv, named(layer.bias, names)))
-        return (layer.out_features,)
-    if kind in (nn.BatchNorm1d, nn.BatchNorm2d):
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
         return add_norm(stages, layer, shape, names)
-    if len(shape) != 3:
-        raise UnfitLayerError(f"it takes images, and its input has the shape {shape}")
+    if isinstance(layer, nn.Linear):
+        demand(shape == (layer.in_features,), f"its input has the shape {shape}: put nn.Flatten() before it")
+        conv = Conv(names[id(layer.weight)], (1, layer.in_features))
+        output = layer.out_features, 1, 1
+        stages.append(Stage((1, 1, layer.in_features), output, output, conv, named(layer.bias, names)))
+        return (layer.out_features,)
+    demand(len(shape) == 3, f"it takes images, and its input has the shape {shape}")
     image = shape[0], shape[1], shape[2]
     if isinstance(layer, ConvPool):
         conv = Conv(names[id(layer.weight)], pair(layer.weight.shape[2:]), padding=pair(layer.padding))
-        add_conv(stages, image, layer.weight, conv, named(layer.bias, names))
-        add_pool(stages, stages[-1].output, Pool("max", (2, 2), (2, 2)))
-        return add_relu(stages, stages[-1].output)
-    if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d:
+        image = add_conv(stages, image, layer.weight, conv, named(layer.bias, names))
+        return add_relu(stages, add_pool(stages, image, Pool("max", (2, 2), (2, 2))))
+    if isinstance(layer, nn.Conv2d):
         demand(layer.padding_mode == "zeros", f"it pads with '{layer.padding_mode}' instead of zeros")
-        spread = pair(layer.dilation)
-        conv = Conv(
-            names[id(layer.weight)],
-            pair(layer.kernel_size),
-            pair(layer.stride),
-            padding_of(layer),
-            spread,
-            layer.groups,
-        )
+        kernel, stride, dilation = pair(layer.kernel_size), pair(layer.stride), pair(layer.dilation)
+        conv = Conv(names[id(layer.weight)], kernel, stride, padding_of(layer), dilation, layer.groups)
         return add_conv(stages, image, layer.weight, conv, named(layer.bias, names))
     return add_pool(stages, image, pool_of(layer, image))
 
@@ -208,10 +201,8 @@ def add_norm(
     stages: list[Stage], layer: nn.Module, shape: tuple[int, ...], names: Mapping[int, str]
 ) -> tuple[int, ...]:
     """Put BatchNorm behind the convolution that ends there, or into a stage of its own."""
-    assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
-    demand(layer.running_mean is not None and layer.running_var is not None, "it keeps no statistics")
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
+    if layer.running_mean is None or layer.running_var is None:
+        raise UnfitLayerError("it keeps no statistics")
     fits = len(shape) == (3 if isinstance(layer, nn.BatchNorm2d) else 1) and shape[0] == layer.num_features
     demand(fits, f"its input has the shape {shape}")
     norm = Norm(
@@ -260,21 +251,20 @@ def add_pool(stages: list[Stage], image: Image, pool: Pool) -> Image:
 
 def pool_of(layer: nn.Module, image: Image) -> Pool:
     """Return what a pooling layer does with an image."""
-    if isinstance(layer, nn.MaxPool2d) and type(layer) is nn.MaxPool2d:
+    if isinstance(layer, nn.MaxPool2d):
         demand(pair(layer.dilation) == (1, 1) and not layer.return_indices, "it dilates, or returns indices")
         pool = Pool("max", pair(layer.kernel_size), pair(layer.stride), pair(layer.padding))
-    elif isinstance(layer, nn.AvgPool2d) and type(layer) is nn.AvgPool2d:
+    elif isinstance(layer, nn.AvgPool2d):
         pool = Pool("mean", pair(layer.kernel_size), pair(layer.stride), pair(layer.padding))
         demand(layer.divisor_override is None, "it has a divisor of its own")
         demand(pool.padding == (0, 0) or not layer.count_include_pad, "it counts padded pixels")
-    elif isinstance(layer, nn.AdaptiveAvgPool2d) and type(layer) is nn.AdaptiveAvgPool2d:
+    else:
+        assert isinstance(layer, nn.AdaptiveAvgPool2d)
         wanted = layer.output_size if isinstance(layer.output_size, tuple) else (layer.output_size,) * 2
         rows, columns = (side if want is None else want for side, want in zip(image[1:], wanted, strict=True))
         demand(image[1] % rows == 0 and image[2] % columns == 0, f"its windows on an image of {image} differ in size")
         size = image[1] // rows, image[2] // columns
         return Pool("mean", size, size)
-    else:
-        raise UnfitLayerError("there is no such stage")
     demand(not layer.ceil_mode, "it has ceil_mode")
     return pool
 

@@ -129,6 +129,7 @@ def collect(
         models={name: models[name] for name in setup.names},
         files=files,
         networks={name: clients[name].network for name in setup.names},
+        samples={name: clients[name].test or clients[name].train for name in setup.names},
         global_model=w,
         global_accuracy=float(np.mean(scores)) if scores else None,
         global_network=setup.global_network,
