@@ -198,7 +198,7 @@ def add_conv(stages: list[Stage], image: Image, weight: Tensor, conv: Conv, bias
 
 
 def add_norm(
-    stages: list[Stage], layer: nn.Module, shape: tuple[int, ...], names: Mapping[int, str]
+    stages: list[Stage], layer: nn.BatchNorm1d | nn.BatchNorm2d, shape: tuple[int, ...], names: Mapping[int, str]
 ) -> tuple[int, ...]:
     """Put BatchNorm behind the convolution that ends there, or into a stage of its own."""
     if layer.running_mean is None or layer.running_var is None:
