@@ -40,10 +40,10 @@ def varied() -> nn.Sequential:
 
 
 def tied() -> nn.Sequential:
-    """Return a network that uses one matrix twice."""
-    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    """Return a network that uses one matrix three times, and one layer twice."""
+    first, second, relu = nn.Linear(6, 6), nn.Linear(6, 6), nn.ReLU()
     second.weight = first.weight
-    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), first, nn.ReLU(), second, nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(nn.Linear(4, 6), relu, first, relu, second, relu, first, relu, nn.Linear(6, 3))
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

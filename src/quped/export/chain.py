@@ -144,8 +144,9 @@ def layers(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]
     if type(module) is MLP:
         yield name, nn.Flatten()
     if type(module) in (nn.Sequential, CNN, MLP):
-        for key, child in module.named_children():
-            yield from layers(child, f"{name}.{key}".lstrip("."))
+        for key, child in module._modules.items():  # `named_children` would leave out a layer that is there twice
+            if child is not None:
+                yield from layers(child, f"{name}.{key}".lstrip("."))
     else:
         yield name, module
 
