@@ -126,7 +126,7 @@ def test_formats_for_devices(kind: str, run: Path, tmp_path: Path) -> None:
     (line,) = json.loads(done.stdout)
     assert line["file"] == str(tmp_path / f"phone-0.{kind}")
     samples = len(sources(run, ["phone-0"])[0].samples())
-    assert f"run on {min(samples, 256)} samples: same classes" in line["verified"]
+    assert f"run on {min(max(samples, 64), 256)} inputs: same classes" in line["verified"]
     if kind == "html":
         assert '"classes":["0","1","2"' in (tmp_path / "phone-0.html").read_text()
     else:

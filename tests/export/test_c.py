@@ -52,7 +52,7 @@ def test_the_file_needs_no_library(tmp_path: Path) -> None:
     """It has one function to call, and calls none but those that compilers put in by themselves."""
     module, inputs = network("varied")
     path, made = tmp_path / "my-net.c", tmp_path / "net.o"
-    assert "40 samples" in c.write_c(module, quantized(module, 2), inputs, path)
+    assert "64 inputs" in c.write_c(module, quantized(module, 2), inputs, path)
     subprocess.run(["cc", *STRICT, "-Os", "-ffreestanding", "-c", path, "-o", made], check=True)
     symbols = subprocess.run(["nm", made], check=True, capture_output=True, text=True).stdout
     assert re.findall(r" T (\w+)", symbols) == ["my_net_predict"]

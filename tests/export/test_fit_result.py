@@ -87,11 +87,11 @@ def test_clients_that_cannot_be_saved(fit: FitResult, tmp_path: Path) -> None:
 
 
 def test_clients_are_exported_for_devices(fit: FitResult, tmp_path: Path) -> None:
-    assert "run on 9 samples" in fit.export_c("ours", str(tmp_path / "ours.c"))
-    assert "run on 9 samples" in fit.export_html("ours", tmp_path / "ours.html", ["yes", "no", "maybe"])
+    assert "run on 64 inputs" in fit.export_c("ours", str(tmp_path / "ours.c"))
+    assert "run on 64 inputs" in fit.export_html("ours", tmp_path / "ours.html", ["yes", "no", "maybe"])
     assert '"classes":["yes",' in (tmp_path / "ours.html").read_text()
-    with pytest.raises(QupedError, match="network SmallNet cannot be written as C.*not one of"):
+    with pytest.raises(QupedError, match=r"network SmallNet cannot be written as C.*not one of"):
         fit.export_c("other", tmp_path / "other.c")
     pytest.importorskip("onnxruntime", reason="the extra quped[onnx] is not installed")
-    assert "run on 20 samples" in fit.export_onnx("other", tmp_path / "other.onnx")  # it has training samples only
+    assert "run on 64 inputs" in fit.export_onnx("other", tmp_path / "other.onnx")  # it has training samples only
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.onnx", "ours.c", "ours.html"]

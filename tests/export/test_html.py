@@ -38,7 +38,7 @@ def test_the_page_gives_digits_the_same_classes(float16: bool, tmp_path: Path) -
     model = quantized(module, 2)
     page = tmp_path / "page.html"
     names = [f"</script>{i}" for i in range(10)]
-    assert "50 samples" in html.write_html(module, model, inputs, labels, page, names, float16=float16, most_samples=50)
+    assert "64 inputs" in html.write_html(module, model, inputs, labels, page, names, float16=float16, most_samples=50)
     document, report = opened(page, f"test&draw={SEVEN}".replace(" ", ""), tmp_path / "profile")
     chosen = html.choose(labels, 50)
     with torch.no_grad():

@@ -115,7 +115,7 @@ def test_the_file_computes_what_the_network_does(name: str, tmp_path: Path) -> N
     runtime = pytest.importorskip("onnxruntime")
     module, model, inputs = case(name)
     path = tmp_path / "net.onnx"
-    assert "run on 64 samples" in export.write_onnx(module, model, inputs, path)
+    assert "run on 64 inputs" in export.write_onnx(module, model, inputs, path)
     content = path.read_bytes()
     assert not re.search(rb"\.py|site-packages|/home|/tmp|/root", content)
     file = onnx.load(path)

@@ -20,7 +20,7 @@ from torch.nn import functional
 from quped.errors import ModelFileError
 from quped.export.chain import Conv, Pool, Stage, chain
 from quped.export.packed import PackedModel, write_file
-from quped.export.verify import check_scores
+from quped.export.verify import check_scores, enough
 from quped.models.select import network_name
 from quped.quant.packing import pack
 from quped.quant.sizes import FLOAT_BYTES
@@ -32,9 +32,10 @@ FLAGS = ("-std=c99", "-Os", "-shared", "-fPIC")
 def write_c(module: nn.Module, model: PackedModel, inputs: Tensor, path: Path, class_names: Sequence[str] = ()) -> str:
     """Write a network as `path`, whose name without `.c` names the function; return how it was verified.
 
-    `model` holds the weights of `module`, with which the compiled file must agree on the samples `inputs`.
+    `model` holds the weights of `module`, with which the compiled file must agree on `inputs`, some samples.
     Without a C compiler nothing is run.
     """
+    inputs = enough(inputs)
     name = identifier(path.stem)
     source = c_source(module, model, tuple(inputs.shape[1:]), name, class_names)
     compiler = find_compiler()
@@ -43,7 +44,7 @@ def write_c(module: nn.Module, model: PackedModel, inputs: Tensor, path: Path, c
             expected = module(inputs)
         check_scores(str(path), compute(source.text, name, inputs, expected.shape[1], compiler), expected)
     write_file(path, source.text.encode())
-    run = f"compiled and run on {len(inputs):,} samples: same classes" if compiler else "not run: no C compiler here"
+    run = f"compiled and run on {len(inputs):,} inputs: same classes" if compiler else "not run: no C compiler here"
     return f"{run}; {source.constants:,} bytes of constants, {source.memory:,} of working memory"
 
 

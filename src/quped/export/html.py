@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quped.errors import InvalidValueError
 from quped.export.chain import chain, run
 from quped.export.packed import PackedModel, PackedTensor, from_bytes, to_bytes, write_file
-from quped.export.verify import check_scores
+from quped.export.verify import check_scores, enough
 from quped.models.select import network_name
 from quped.quant.packing import codebook_of
 
@@ -38,17 +38,18 @@ def write_html(
 ) -> str:
     """Write a network as a page; return how it was verified.
 
-    `model` holds the weights of `module`, with which the page's chain of stages must agree on the samples `inputs`.
-    Some of them become part of the page. When it is opened, it checks that it gives them PyTorch's classes.
+    `model` holds the weights of `module`, with which the page's chain of stages must agree on `inputs`, some samples.
+    A few of them become part of the page. When it is opened, it checks that it gives them PyTorch's classes.
     """
     stages = chain(module, inputs.shape[1:])
     file = to_bytes(model, float16=float16)
     stored = from_bytes(file, str(path))
     network = stored.fill(copy.deepcopy(module)) if float16 else module
+    many = enough(inputs)
     with torch.no_grad():
-        expected = network(inputs)
-        changed = int((expected.argmax(1) != module(inputs).argmax(1)).sum())
-        check_scores(str(path), run(stages, stored.state(), inputs), expected)
+        expected = network(many)
+        changed = int((expected.argmax(1) != module(many).argmax(1)).sum())
+        check_scores(str(path), run(stages, stored.state(), many), expected)
     chosen = choose(labels, most_samples)
     while len(samples := samples_file(inputs[chosen])) > MOST_BYTES and len(chosen) > 1:
         chosen = chosen[: len(chosen) // 2]
@@ -72,7 +73,7 @@ def write_html(
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     write_file(path, TEMPLATE.read_text().replace("@DATA@", text).encode())
     rounding = f", but for {changed:,} that float16 changes" if float16 else ""
-    return f"stages run on {len(inputs):,} samples: same classes{rounding}"
+    return f"stages run on {len(many):,} inputs: same classes{rounding}"
 
 
 def choose(labels: Tensor, most: int) -> list[int]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from quped.errors import ModelFileError
 from quped.export.packed import PackedModel, PackedTensor, write_file
-from quped.export.verify import check_scores
+from quped.export.verify import check_scores, enough
 from quped.models.select import network_name
 from quped.quant.packing import pack
 
@@ -44,6 +44,7 @@ def write_onnx(module: nn.Module, model: PackedModel, inputs: tuple[Tensor, ...]
     `model` holds the weights of `module`, with which the file must agree on the batch `inputs`.
     """
     require_onnx()
+    inputs = (enough(inputs[0]),) if len(inputs) == 1 else inputs
     content = onnx_model(module, model.packed, inputs).SerializeToString(deterministic=True)
     with torch.no_grad():
         expected = module(*inputs)
@@ -54,7 +55,7 @@ def write_onnx(module: nn.Module, model: PackedModel, inputs: tuple[Tensor, ...]
     write_file(path, content)
     if got is None:
         return "weights read again; not run: no onnxruntime here"
-    return f"run on {len(expected):,} samples: same classes"
+    return f"run on {len(expected):,} inputs: same classes"
 
 
 def require_onnx() -> None:
