@@ -100,6 +100,9 @@ CASES: dict[str, Case] = {
 }
 
 
+SLOW = {"lstm", "attention"}
+
+
 def case(name: str) -> tuple[nn.Module, PackedModel, tuple[Tensor, ...]]:
     """Return a network, its codebooks and samples."""
     make, draw, widths = CASES[name]
@@ -109,7 +112,9 @@ def case(name: str) -> tuple[nn.Module, PackedModel, tuple[Tensor, ...]]:
     return module, quantized(module, widths), inputs
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
+)
 def test_the_file_computes_what_the_network_does(name: str, tmp_path: Path) -> None:
     """In onnxruntime, for batches of any size; with nothing of this machine inside."""
     runtime = pytest.importorskip("onnxruntime")
