@@ -4,7 +4,6 @@ import ctypes
 import math
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -19,9 +18,9 @@ from torch.nn import functional
 
 from quped.errors import ModelFileError
 from quped.export.chain import Conv, Pool, Stage, chain
+from quped.export.facts import facts
 from quped.export.packed import PackedModel, write_file
 from quped.export.verify import check_scores, enough
-from quped.models.select import network_name
 from quped.quant.packing import pack
 from quped.quant.sizes import FLOAT_BYTES
 
@@ -84,7 +83,7 @@ def c_source(
     }
     memory = FLOAT_BYTES * sum(buffers.values())
     words = {
-        "ABOUT": comment(f"{network_name(module)}{origin(model)}."),
+        "ABOUT": comment(f"{', '.join(facts(module, model))}."),
         "NAME": name,
         "INPUTS": f"{math.prod(input_shape):,}",
         "SHAPE": f"{' x '.join(map(str, input_shape))}, the last index fastest, normalised as for training",
@@ -119,12 +118,6 @@ ORDER = ["const void *", "const float *", "uint32_t", "uint16_t", "uint8_t"]
 def smallest(values: Sequence[int]) -> str:
     """Return the smallest type that holds all values."""
     return "uint8_t" if max(values) < 2**8 else "uint16_t" if max(values) < 2**16 else "uint32_t"
-
-
-def origin(model: PackedModel) -> str:
-    """Say where a model comes from."""
-    words = {"client": "of {}", "method": "trained by {}"}
-    return "".join(f", {text.format(model.info[key])}" for key, text in words.items() if key in model.info)
 
 
 def comment(text: str) -> str:
@@ -236,7 +229,7 @@ def wrapped(texts: Sequence[str], width: int = 112) -> list[str]:
 
 def find_compiler() -> list[str] | None:
     """Return the command of this machine's C compiler: `CC`, or the one with the usual name."""
-    words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    words = os.environ.get("CC", "").split() or ["cc"]
     return words if shutil.which(words[0]) else None
 
 

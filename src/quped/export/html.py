@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quped.errors import InvalidValueError
 from quped.export.chain import chain, run
+from quped.export.facts import facts
 from quped.export.packed import PackedModel, PackedTensor, from_bytes, to_bytes, write_file
 from quped.export.verify import check_scores, enough
 from quped.models.select import network_name
@@ -100,15 +101,3 @@ def levels(inputs: Tensor) -> tuple[float, float]:
     """Return the values of paper and ink in images: the most frequent one, and the one that is farthest from it."""
     paper, low, high = (float(value) for value in (inputs.flatten().mode().values, inputs.min(), inputs.max()))
     return paper, high if high - paper >= paper - low else low
-
-
-def facts(module: nn.Module, model: PackedModel) -> list[str]:
-    """Return what is known of a model, in a few words each."""
-    widths = sorted({tensor.bits for tensor in model.packed.values()})
-    bits = f"{'-'.join(map(str, widths[:: max(1, len(widths) - 1)]))}-bit weights" if widths else "float32 weights"
-    words = [network_name(module), bits]
-    if "method" in model.info:
-        words.append(f"trained by {model.info['method']}")
-    if isinstance(model.info.get("accuracy"), float):
-        words.append(f"{model.info['accuracy']:.1%} right on its test samples")
-    return words
