@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_inspected(tmp_path: Path) -> None:
     fails(quped("inspect", "a.quped", cwd=tmp_path), "a.quped cannot be read", "copy it or save it again")
 
 
-@pytest.mark.parametrize("kind", ["onnx", "c", "html"])
+@pytest.mark.parametrize("kind", [pytest.param("onnx", marks=pytest.mark.slow), "c", "html"])
 def test_formats_for_devices(kind: str, run: Path, tmp_path: Path) -> None:
     if kind == "onnx":
         pytest.importorskip("onnxruntime", reason="the extra quped[onnx] is not installed")
