@@ -74,7 +74,7 @@ def write_html(
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     write_file(path, TEMPLATE.read_text().replace("@DATA@", text).encode())
     rounding = f", but for {changed:,} that float16 changes" if float16 else ""
-    return f"stages run on {len(many):,} inputs: same classes{rounding}"
+    return f"stages run on {len(many):,} inputs: same classes{rounding}; the page holds {len(chosen)} samples"
 
 
 def choose(labels: Tensor, most: int) -> list[int]:
