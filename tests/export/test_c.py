@@ -39,7 +39,7 @@ def test_the_file_computes_what_the_network_does(name: str, bits: int, per_chann
     module, inputs = network(name)
     model = quantized(module, dict.fromkeys(quantizable(module), (bits, per_channel)))
     assert model.packed or name in ("one layer", "no weights")
-    source = c.c_source(module, model, tuple(inputs.shape[1:]), "net", ["cat", "*/ dog"])
+    source = c.c_source(module, model, tuple(inputs.shape[1:]), "net", ["cat", "*/ /* dog"])
     with torch.no_grad():
         expected = module(inputs)
     got = c.compute(source.text, "net", inputs, expected.shape[1], ["cc", *STRICT])

@@ -121,8 +121,8 @@ def smallest(values: Sequence[int]) -> str:
 
 
 def comment(text: str) -> str:
-    """Return a user's words in one line that does not end a comment."""
-    return " ".join(text.split()).replace("*/", "* /")
+    """Return a user's words in one line that neither ends nor begins a comment."""
+    return " ".join(text.split()).replace("*/", "* /").replace("/*", "/ *")
 
 
 @dataclass
