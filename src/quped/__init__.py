@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quped.algorithms import FML, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
     from quped.client import Client
     from quped.errors import InterruptedRunError, QupedError
+    from quped.export import load, save
     from quped.federation import Federation
     from quped.quant import LinearSchedule
     from quped.result import ClientResult, Evaluation, FitResult
@@ -19,6 +20,7 @@ _MODULES = {
     "quped.algorithms": ("FML", "FedAvg", "Local", "PFedMe", "PerFedAvg", "QuPeD", "QuPeL", "Quantization"),
     "quped.client": ("Client",),
     "quped.errors": ("InterruptedRunError", "QupedError"),
+    "quped.export": ("load", "save"),
     "quped.federation": ("Federation",),
     "quped.quant": ("LinearSchedule",),
     "quped.result": ("ClientResult", "Evaluation", "FitResult"),
@@ -45,6 +47,8 @@ __all__ = [
     "QupedError",
     "Round",
     "TrainingOptions",
+    "load",
+    "save",
 ]
 
 

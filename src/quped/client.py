@@ -33,6 +33,13 @@ class Client:
     A mapping from parameter names to bits quantizes just these parameters, each with its own bits."""
     quantize: Sequence[str] | None = None
     """Names of the parameters to quantize; by default all weights except those of the first and the last layer."""
+    end_bits: int | None = None
+    """Bits of the first and the last layer, 1 to 8; by default they are not quantized.
+    A layer so small that its centers would take more space than its weights gets fewer bits."""
+    budget: int | str | None = None
+    """Bytes that the file of the client's model may have, such as "8 kB" (8000 bytes).
+    The bits of each weight, those of the first and the last layer included, are then chosen from the client's data:
+    leave out `bits` and `end_bits`. `quantize` restricts the choice to some weights."""
     per_channel: bool = False
     """Give every output channel its own centers, instead of one set to the layer."""
     init_centers: CenterInit = "range"

@@ -32,6 +32,10 @@ class BadUpdateError(RunError):
     """A client's round that gave numbers or tensors which nobody can use."""
 
 
+class ModelFileError(QupedError):
+    """A model file that cannot be written or read."""
+
+
 class InterruptedRunError(KeyboardInterrupt):
     """A run that was asked by a signal to stop, and left a checkpoint. Nobody's mistake: so not of the family."""
 

@@ -1,14 +1,18 @@
 """What comes out of a federation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from quped.algorithms import Deployed
+from quped.data import Samples
 from quped.errors import InvalidValueError, did_you_mean
+from quped.export import SUFFIX, PackedModel, from_bytes, to_bytes, write_file
+from quped.export.formats import FORMATS, Source
 from quped.models import FunctionalNetwork
 from quped.records import plain, versions
 from quped.typing import ModelState
@@ -50,8 +54,10 @@ class ClientResult:
     accuracy: float | None
     """On the client's test samples; None without any."""
     parameters: int
+    bytes_file: int
+    """Size of the model's file."""
     bytes_packed: int
-    """Size of the model with its quantized parameters packed."""
+    """Size of the numbers in it without names, shapes and compression: packed indices, and all others in float32."""
     bytes_float32: int
     """Size of the same model in float32."""
 
@@ -71,7 +77,11 @@ class FitResult:
     clients: list[ClientResult]
     models: Mapping[str, Deployed] = field(repr=False)
     """Each client's deployed tensors, with the codebooks of the quantized ones."""
+    files: Mapping[str, bytes] = field(repr=False)
+    """Each client's model as its packed file."""
     networks: Mapping[str, FunctionalNetwork] = field(repr=False)
+    samples: Mapping[str, Samples] = field(repr=False)
+    """Each client's test samples, or its training samples if it has no others: exports are verified on them."""
     global_model: ModelState | None = field(repr=False)
     """The tensors of the global model w; None for methods without."""
     global_accuracy: float | None
@@ -88,9 +98,37 @@ class FitResult:
 
     def module(self, client: str) -> nn.Module:
         """Return a client's model as an ordinary module in evaluation mode, with hard-quantized weights."""
-        if client not in self.models:
-            raise InvalidValueError(f"There is no client {client!r}. {did_you_mean(str(client), self.models)}")
+        self._check_known(client)
         return self.networks[client].module(self.models[client].state)
+
+    def packed(self, client: str) -> PackedModel:
+        """Return a client's model as its file holds it."""
+        self._check_known(client)
+        return from_bytes(self.files[client], client)
+
+    def save(self, client: str, path: Path | str, *, float16: bool = False) -> None:
+        """Write a client's model to a packed file, which `quped.load` reads; `float16` rounds unquantized numbers."""
+        model = self.packed(client)
+        write_file(path, to_bytes(model, float16=True) if float16 else self.files[client])
+
+    def save_all(self, folder: Path | str, *, float16: bool = False) -> None:
+        """Write every client's model to `FOLDER/NAME.quped`."""
+        if bad := [client for client in self.models if Path(client).name != client]:
+            raise InvalidValueError(f"'{bad[0]}' cannot name a file: save this client with save(client, path).")
+        for client in self.models:
+            self.save(client, Path(folder) / f"{client}{SUFFIX}", float16=float16)
+
+    def export_onnx(self, client: str, path: Path | str) -> str:
+        """Write a client's model to an ONNX file; return how it was verified. This needs `quped[onnx]`."""
+        return FORMATS["onnx"].write(self._source(client), Path(path), False)
+
+    def export_c(self, client: str, path: Path | str) -> str:
+        """Write a client's model to a C file, if its network is a chain of plain layers; return how it was verified."""
+        return FORMATS["c"].write(self._source(client), Path(path), False)
+
+    def export_html(self, client: str, path: Path | str, class_names: Sequence[str] = ()) -> str:
+        """Write a client's model to a page that runs it, as for `export_c`; return how it was verified."""
+        return FORMATS["html"].write(self._source(client, class_names), Path(path), False)
 
     def global_module(self) -> nn.Module:
         """Return the global model as an ordinary module in evaluation mode: a start for clients that join later."""
@@ -116,6 +154,14 @@ class FitResult:
             "versions": versions(),
         }
         return dict(plain(result))
+
+    def _source(self, client: str, class_names: Sequence[str] = ()) -> Source:
+        model = self.packed(client)
+        return Source(client, model, lambda: self.samples[client], lambda: class_names, self.module(client))
+
+    def _check_known(self, client: str) -> None:
+        if client not in self.models:
+            raise InvalidValueError(f"There is no client {client!r}. {did_you_mean(str(client), self.models)}")
 
 
 FORMAT = 2

@@ -6,53 +6,16 @@ import signal
 import subprocess
 import sys
 import warnings
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from helpers.program import FILE, Done, fails, quped
 from rich.console import Console
-from safetensors.torch import load_file
+from torch import nn
 
-from quped.cli import main
+from quped import load
 from quped.cli._shared import notes
 from quped.errors import InterruptedRunError
-
-FILE = """
-description = "four devices"
-
-[data]
-name = "digits"
-partition = "classes=5"
-
-[[clients]]
-count = 2
-model = "cnn1"
-bits = 2
-
-[[clients]]
-count = 2
-model = { name = "mlp", hidden = [16, 8] }
-bits = 1
-
-[global_model]
-name = "mlp"
-
-[training]
-epochs = 2
-local_steps = 4
-batch_size = 100
-
-[algorithm]
-name = "quped"
-
-[[compare]]
-algorithm = { name = "local" }
-
-[[compare]]
-algorithm = { name = "fedavg" }
-training = { lr = 0.2 }
-"""
 
 
 @pytest.fixture
@@ -61,27 +24,6 @@ def experiment(tmp_path: Path) -> Path:
     path = tmp_path / "mine.toml"
     path.write_text(FILE)
     return path
-
-
-class Done(NamedTuple):
-    """What a person sees of a command that ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def quped(*arguments: str | Path, cwd: Path) -> Done:
-    """Run the program's entry point, in this process, since starting one takes seconds."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.chdir(cwd)
-        patch.setattr(sys, "argv", ["quped", *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 0
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 def test_the_program_is_installed(tmp_path: Path) -> None:
@@ -119,13 +61,16 @@ def test_a_run_from_start_to_finish(experiment: Path, tmp_path: Path) -> None:
     assert [set(c["bits"].values()) for c in clients] == [{2}, {2}, {1}, {1}]
     assert [c["network"] for c in clients] == ["cnn1", "cnn1", "mlp", "mlp"]
     assert all(c["bytes_packed"] < c["bytes_float32"] for c in clients)
+    files = {path.stem: path.stat().st_size for path in (tmp_path / "out" / "models").iterdir()}
+    assert files == {c["name"]: c["bytes_file"] for c in clients}
     assert [c["algorithm"] for c in result["comparison"]] == ["quped", "local", "fedavg"]
     assert [c["record"] for c in result["comparison"]] == [".", "local", "fedavg"]
     note = "note: Under FedAvg every client has the global network mlp and keeps full precision."
     assert done.stdout.count("note: Under") == done.stdout.count(note) == 1
 
-    weights = load_file(tmp_path / "out" / "models" / "client-0.safetensors")
-    assert len(set(weights["features.1.weight"].flatten().tolist())) <= 4
+    network = load(tmp_path / "out" / "models" / "client-0.quped")
+    assert isinstance(network, nn.Module)
+    assert len(set(network.get_parameter("features.1.weight").flatten().tolist())) <= 4
     assert len(list((tmp_path / "out" / "fedavg" / "models").iterdir())) == 4
 
     points = [json.loads(line) for line in (tmp_path / "out" / "curves.jsonl").read_text().splitlines()]
@@ -177,14 +122,6 @@ def test_presets_and_help(tmp_path: Path) -> None:
         assert option in text
 
 
-def fails(done: Done, *words: str) -> None:
-    """Assert exit code 2 and an error with these words, without a traceback."""
-    assert done.returncode == 2, (done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    for word in words:
-        assert word in done.stderr, done.stderr
-
-
 MISTAKES = [
     (["clients[0].bits=0"], ["clients[0].bits", "1..8 or 32", "got 0"]),
     (["clients[1].bits=9"], ["clients[1].bits", "1..8 or 32", "got 9"]),
@@ -192,6 +129,9 @@ MISTAKES = [
     (["training.epochs=true"], ["training.epochs", "whole number", "got True"]),
     (["clients[0].model.width=inf"], ["clients[0].model.cnn1.width", "less than or equal to 100"]),
     (["clients[1].model.hidden=[100000000000]"], ["clients[1].model.mlp.hidden[0]", "less than or equal to 100000"]),
+    (["clients[0].bits={'features.1.weight' = 9}"], ["clients[0].bits.features.1.weight", "1..8 or 32", "got 9"]),
+    (["clients[0].end_bits=0"], ["clients[0].end_bits", "greater than or equal to 1", "got 0"]),
+    (["clients[0].budget='8 pages'"], ["clients[0].budget", "number of bytes", "8 pages"]),
     (["clients[0].bits=two"], ["clients[0].bits", "integer", "'two'"]),
     (["algorithm.name=qupd"], ["algorithm", "'qupd' is no algorithm", "Did you mean 'quped'"]),
     (["algorithm.lambda=1"], ["quped has no hyperparameter 'lambda'", "lambda_p"]),

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.test_command_line import FILE, fails, quped
+from helpers.program import FILE, fails, quped
 from rich.console import Console
 
 from quped.report.terminal import client_table, comparison_table

@@ -153,6 +153,7 @@ def test_every_unknown_hyperparameter_is_told() -> None:
         validate(minimal(algorithm={"lamda": 1, "tau": 2}), "test")
 
 
+@pytest.mark.filterwarnings("ignore:Most of the file is not quantized")
 def test_a_group_can_name_what_is_quantized() -> None:
     """`quantize` reaches the clients, and so does how."""
     group = {"count": 10, "model": {"name": "mlp", "hidden": [8]}, "bits": 1, "quantize": ["layers.0.weight"]}
@@ -164,6 +165,23 @@ def test_a_group_can_name_what_is_quantized() -> None:
     assert tuple(same[0].spec.bits) == ("layers.0.weight",)
     others = members(population(clients=[group], global_model="mlp"), qupel)  # who get the global network
     assert tuple(others[0].spec.bits) == ("layers.2.weight",)
+
+
+def test_bits_by_parameter_and_budgets_reach_the_clients() -> None:
+    small = {"count": 1, "model": {"name": "mlp", "hidden": [16, 16]}}
+    groups = [
+        small | {"bits": {"layers.2.weight": 3}, "end_bits": 4},
+        small | {"budget": "3 kB"},
+        small | {"count": 8, "bits": 8, "end_bits": 8},
+    ]
+    specs = [member.spec.bits for member in members(population(clients=groups, global_model=small["model"]), QuPeD())]
+    assert specs[0] == {"layers.0.weight": 4, "layers.2.weight": 3, "layers.4.weight": 4}
+    assert specs[1].keys() == specs[0].keys()
+    # Names of parameters mean nothing in another network, and methods without quantization keep full precision.
+    others = members(population(clients=[groups[0], groups[2]], global_model="mlp"), build_algorithm({"name": "qupel"}))
+    assert others[0].spec.bits == {"layers.0.weight": 4, "layers.2.weight": 3, "layers.4.weight": 4}
+    plain = members(population(clients=groups, global_model="mlp"), build_algorithm({"name": "fedavg"}))
+    assert all(not member.spec.bits for member in plain)
 
 
 def test_an_experiment_is_frozen(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_lock_is_never_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pass
 
 
-@pytest.mark.parametrize("name", ["models/mine.safetensors", "checkpoints/round-1.safetensors"])
+@pytest.mark.parametrize("name", ["models/mine.quped", "checkpoints/round-1.safetensors"])
 def test_a_users_own_files_are_not_taken_for_a_runs(name: str, tmp_path: Path) -> None:
     """In a folder that holds no run they stay, whatever may be overwritten."""
     (tmp_path / name).parent.mkdir()

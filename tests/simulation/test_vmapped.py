@@ -86,6 +86,7 @@ def test_vmapped_and_inline_agree(name: str, stacks: list[int]) -> None:
     assert len(stacks) >= 7, "at least one stack in each round"
 
 
+@pytest.mark.filterwarnings("ignore:Most of the file is not quantized")
 @pytest.mark.parametrize("bits", [1, 2, 5, 32])
 def test_networks_with_kernels_of_their_own(bits: int, stacks: list[int]) -> None:
     """CNN1 on digits: compiled kernels compute one client, PyTorch's own a stack."""

@@ -1,7 +1,7 @@
 """The algorithms: one file each, pure, under one interface."""
 
 from quped.algorithms._sgd import SGD
-from quped.algorithms.base import FULL_PRECISION, AnyAlgorithm, ClientSpec, Deployed, Empty, Global, GlobalNetwork
+from quped.algorithms.base import AnyAlgorithm, ClientSpec, Deployed, Empty, Global, GlobalNetwork
 from quped.algorithms.fedavg import FedAvg
 from quped.algorithms.fml import FML
 from quped.algorithms.local import Local
@@ -10,6 +10,7 @@ from quped.algorithms.pfedme import PFedMe
 from quped.algorithms.quantization import Quantization
 from quped.algorithms.quped import QuPeD
 from quped.algorithms.qupel import QuPeL
+from quped.quant import FULL_PRECISION
 
 AlgorithmClass = type[Local] | type[FedAvg] | type[PFedMe] | type[PerFedAvg] | type[FML] | type[QuPeL] | type[QuPeD]
 

@@ -21,9 +21,6 @@ from quped.algorithms._sgd import SGD
 from quped.quant import CenterInit, Codebook
 from quped.typing import Batch, Clock, Metrics, ModelState, Network
 
-FULL_PRECISION = 32
-"""The bit-width of a client that is not quantized."""
-
 GlobalNetwork = Literal["none", "same", "any"]
 """An algorithm has no global network; one that every client must have; or any, whatever the clients have."""
 

@@ -164,9 +164,9 @@ def report(recipe: Recipe, result: dict[str, Any], record: RunRecord, console: C
     where = "validation" if recipe.validation else "test"
     length = "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs} epochs"
     console.print(f"{label} after {length}: {where} accuracy {result['accuracy']:.2%}")
-    packed, full = result["bytes_packed"], result["bytes_float32"]
-    smaller = f", {full / packed:.1f} times smaller than {size(full)} in float32" if recipe.quantizes else ""
-    console.print(f"Size: {size(packed)}{smaller}")
+    held, full = result["bytes_file"], result["bytes_float32"]
+    smaller = f", {full / held:.1f} times smaller than {size(full)} in float32" if recipe.quantizes else ""
+    console.print(f"Size: {size(held)}{smaller}")
     threads = "1 thread" if result["threads"] == 1 else f"{result['threads']} threads"
     console.print(f"Speed: {result['images_per_second']:.0f} images a second with {threads}")
     if recipe.quantizes:

@@ -18,7 +18,7 @@ from quped.data import Dataset, Samples, Subset
 from quped.data.datasets import DATASETS
 from quped.data.partition import Indices, Share, split
 from quped.errors import QupedError, RunError
-from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment
+from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment, Group
 from quped.federation import Federation
 from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json
 from quped.result import FORMAT
@@ -99,8 +99,8 @@ def run_method(
         checkpoint_every=checkpoint_every,
         callbacks=[Recorder(record), *observers],
     )
-    for client in trained.models:
-        record.model(client, trained.module(client).state_dict())
+    for client, content in trained.files.items():
+        record.model(client, content)
     result = {"preset": config["preset"], **trained.to_dict(), "config": config["config"]}
     record.result(result)
     return result
@@ -163,7 +163,8 @@ def warn_of_replacements(experiment: Experiment, algorithm: AnyAlgorithm) -> Non
     words = []
     if algorithm.global_network == "same" and any(g.model != experiment.global_network for g in experiment.clients):
         words.append(f"has the global network {experiment.global_network.name}")
-    if not algorithm.quantizes and any(group.bits < FULL_PRECISION for group in experiment.clients):
+    quantized = any(group.bits != FULL_PRECISION or group.budget is not None for group in experiment.clients)
+    if not algorithm.quantizes and quantized:
         words.append("keeps full precision")
     if words:
         warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(words)}.", stacklevel=3)
@@ -174,7 +175,7 @@ def summary(result: Result) -> Result:
     return {
         "algorithm": result["algorithm"],
         "accuracy": result["accuracy"]["mean"],
-        "bytes_packed": round(float(np.mean([client["bytes_packed"] for client in result["clients"]]))),
+        "bytes_file": round(float(np.mean([client["bytes_file"] for client in result["clients"]]))),
         "seconds": result["seconds"],
     }
 
@@ -196,6 +197,7 @@ class Population:
         self._samples = share_out(data, experiment, len(self._groups), seed)
         # One function per network, so that clients with the same network form a group.
         self._maker = cache(lambda choice: partial(choice.build, data.input_shape, data.classes))
+        self._names = client_names([group.name for group in self._groups])
 
     def federation(self, algorithm: AnyAlgorithm) -> Federation:
         """Return the clients under an algorithm.
@@ -204,21 +206,34 @@ class Population:
         methods are compared that cannot all do the same.
         """
         shared = self._experiment.global_network
-        names = client_names([group.name for group in self._groups])
         clients = [
             Client(
-                name=names[i],
+                name=name,
                 train=train,
                 test=test,
                 model=self._maker(shared if algorithm.global_network == "same" else group.model),
-                bits=group.bits if algorithm.quantizes else FULL_PRECISION,
-                quantize=group.quantize if algorithm.global_network != "same" or group.model == shared else None,
+                **quantization(group, algorithm, replaced=algorithm.global_network == "same" and group.model != shared),
                 per_channel=group.per_channel,
                 init_centers=group.init_centers,
             )
-            for i, (group, (train, test)) in enumerate(zip(self._groups, self._samples, strict=True))
+            for name, group, (train, test) in zip(self._names, self._groups, self._samples, strict=True)
         ]
         return Federation(clients, algorithm, self._maker(shared), self._seed)
+
+    def evaluation_samples(self) -> dict[str, Samples]:
+        """Return the samples that each client's model is evaluated on."""
+        return {name: test for name, (_, test) in zip(self._names, self._samples, strict=True)}
+
+
+def quantization(group: Group, algorithm: AnyAlgorithm, *, replaced: bool) -> dict[str, Any]:
+    """Return how a client is quantized under an algorithm; `replaced` if its network is not the group's own."""
+    if not algorithm.quantizes:
+        return {}
+    if not replaced:
+        return {name: getattr(group, name) for name in ("bits", "quantize", "end_bits", "budget")}
+    # Names of parameters mean nothing in another network.
+    bits = min(group.bits.values()) if isinstance(group.bits, dict) else group.bits
+    return {"bits": bits, "end_bits": group.end_bits, "budget": group.budget}
 
 
 def client_names(kinds: Sequence[str]) -> list[str]:

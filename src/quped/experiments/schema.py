@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    PlainValidator,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -26,10 +27,11 @@ from quped.data.datasets import dataset_name
 from quped.data.partition import parsed
 from quped.errors import InvalidValueError, did_you_mean
 from quped.models import build
-from quped.quant import CenterInit
+from quped.quant import MAX_BITS, CenterInit
 from quped.simulation import TrainingOptions
+from quped.simulation.bits import BITS
+from quped.simulation.budget import parse_bytes
 from quped.simulation.options import find_mistakes
-from quped.simulation.validation import BITS
 
 DEFAULT_ALGORITHM = "quped"
 
@@ -39,6 +41,12 @@ def known_bits(bits: int) -> int:
     if bits not in BITS:
         raise ValueError("must be one of 1..8 or 32")
     return bits
+
+
+def known_bytes(size: int | str) -> int | str:
+    """Accept a number of bytes."""
+    parse_bytes(size, "budget")
+    return size
 
 
 def known_partition(scheme: str) -> str:
@@ -143,6 +151,15 @@ NetworkChoice = Annotated[
 ]
 
 
+Width = Annotated[Whole, AfterValidator(known_bits)]
+ONE_WIDTH, WIDTHS = TypeAdapter(Width), TypeAdapter(dict[str, Width])
+
+
+def read_bits(value: object) -> int | dict[str, int]:
+    """Accept the bits of all quantized parameters, or a table with the bits of each."""
+    return WIDTHS.validate_python(value) if isinstance(value, dict) else ONE_WIDTH.validate_python(value)
+
+
 class Group(Section):
     """Clients with the same network and bit-width."""
 
@@ -150,8 +167,10 @@ class Group(Section):
     """The kind of device: its clients are called NAME-0, NAME-1, ..."""
     count: Whole = Field(ge=1, le=100_000)
     model: NetworkChoice
-    bits: Annotated[Whole, AfterValidator(known_bits)] = 32
+    bits: Annotated[int | dict[str, int], PlainValidator(read_bits)] = 32
     quantize: tuple[str, ...] | None = None
+    end_bits: Annotated[Whole, Field(ge=1, le=MAX_BITS)] | None = None
+    budget: Annotated[Whole | str, AfterValidator(known_bytes)] | None = None
     per_channel: bool = False
     init_centers: CenterInit = "range"
 

@@ -23,6 +23,7 @@ from quped.data.datasets import DATASETS
 from quped.data.partition import Indices
 from quped.errors import InvalidValueError, NetworkError, check, check_whole, did_you_mean, number
 from quped.experiments.run import hold_out, subset
+from quped.export import SUFFIX, PackedModel, load, to_bytes
 from quped.models import NETWORKS, build
 from quped.optim import (
     BinaryRelax,
@@ -36,7 +37,6 @@ from quped.optim import (
 )
 from quped.optim.base import CENTER_GRAD_CLIP
 from quped.quant import MAX_BITS, LinearSchedule
-from quped.quant.sizes import float_bytes, packed_bytes
 from quped.records import RunRecord, versions
 from quped.records.nested import put_tensors, take_tensors
 from quped.typing import Batch, ModelState
@@ -202,13 +202,16 @@ def train(recipe: Recipe, record: RunRecord, progress: Progress = lambda _: None
     if not curve:
         reached = evaluate(model, held)
         curve = [Epoch(0, "train", math.nan, reached, reached, time.monotonic() - began, histogram(optimizer))]
-    record.model("model", model.state_dict())
-    state = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
+    codebooks = optimizer.codebooks() if recipe.quantizes else {}
+    packed = PackedModel.of(model, codebooks, method=recipe.method, accuracy=round(curve[-1].accuracy, 6))
+    file = to_bytes(packed)
+    record.model("model", file)
     result = {
         "recipe": asdict(recipe),
         "accuracy": curve[-1].accuracy,
-        "bytes_packed": packed_bytes(state, optimizer.codebooks() if recipe.quantizes else {}),
-        "bytes_float32": float_bytes(state),
+        "bytes_file": len(file),
+        "bytes_packed": packed.floor,
+        "bytes_float32": packed.float_bytes,
         "curve": [point._asdict() for point in curve],
         "seconds": curve[-1].seconds,
         "images_per_second": round(recipe.epochs * len(samples) / curve[-1].seconds, 1),
@@ -318,13 +321,16 @@ def histogram(optimizer: QuantizedOptimizer, reach: float | None = None) -> dict
 
 
 def load_weights(model: nn.Module, file: Path) -> None:
-    """Load a safetensors file into a network that has just these tensors."""
+    """Load a packed or a safetensors file into a network that has just these tensors."""
+    if file.suffix == SUFFIX:
+        load(file, model)
+        return
     try:
         tensors = safetensors.torch.load_file(file)
         model.load_state_dict(tensors)
     except (OSError, SafetensorError) as error:
         raise InvalidValueError(
-            f"The weights {file} cannot be read: {error}. They must be a safetensors file."
+            f"The weights {file} cannot be read: {error}. They must be a .quped or a safetensors file."
         ) from error
     except RuntimeError as error:
         raise InvalidValueError(f"The weights {file} belong to another network: {error}") from error

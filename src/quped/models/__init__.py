@@ -5,7 +5,7 @@ from quped.models.functional import FunctionalNetwork
 from quped.models.mlp import MLP, mlp
 from quped.models.registry import NETWORKS, build
 from quped.models.resnet import ResNet, resnet
-from quped.models.select import quantizable
+from quped.models.select import end_weights, quantizable
 from quped.models.text import TextClassifier, text
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "build",
     "cnn1",
     "cnn2",
+    "end_weights",
     "mlp",
     "quantizable",
     "resnet",

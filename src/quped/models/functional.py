@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,8 @@ class FunctionalNetwork:
         for part in (*self._training.modules(), *self._evaluation.modules()):
             if isinstance(part, nn.Embedding | nn.EmbeddingBag):
                 part.sparse = False  # sparse gradients fit torch's own optimizers only
+        self.built_from: dict[str, Any] | None = getattr(module, "built_from", None)
+        """What `quped.models.build` made it from, if it did."""
         self.structure = repr(self._evaluation)
         """Its layers in words, without their weights."""
         self._slots = {train: slots(self._training if train else self._evaluation) for train in (True, False)}

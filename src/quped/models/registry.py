@@ -1,7 +1,6 @@
 """The networks of this package by name: for experiment files, the command line, and files that name their network."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -12,13 +11,18 @@ from quped.models.mlp import mlp
 from quped.models.resnet import resnet
 from quped.models.text import text
 
+
+def _resnet_of(depth: int) -> Callable[[Sequence[int], int], nn.Module]:
+    return lambda input_shape, classes: resnet(input_shape, classes, depth)
+
+
 NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "cnn1": cnn1,
     "cnn2": cnn2,
     "mlp": mlp,
-    "resnet8": partial(resnet, depth=8),
-    "resnet20": partial(resnet, depth=20),
-    "resnet32": partial(resnet, depth=32),
+    "resnet8": _resnet_of(8),
+    "resnet20": _resnet_of(20),
+    "resnet32": _resnet_of(32),
     "text": text,
 }
 """Each takes the shape of an input, the number of classes, and options of its own."""

@@ -20,13 +20,29 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
         raise NetworkError(f"The attribute 'quantized' of {kind} must be a tuple of parameter names: {declared!r}.")
     if isinstance(declared, list | tuple):  # anything else is the module's own affair
         return tuple(declared)
+    weights = ordered_weights(module)
+    return trainable(module, set(weights) - {*weights[:1], *weights[-1:]})
+
+
+def end_weights(module: nn.Module) -> tuple[str, ...]:
+    """Name the first and the last weight, if they could be quantized and by default are not."""
+    weights = ordered_weights(module)
+    ends = trainable(module, {*weights[:1], *weights[-1:]})
+    return tuple(name for name in ends if name not in quantizable(module))
+
+
+def ordered_weights(module: nn.Module) -> list[int]:
+    """Return the ids of all weights with two or more dimensions, once for each layer that has them."""
     norms = {id(part.weight) for part in module.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)}
     places = module.named_parameters(remove_duplicate=False)
-    weights = [id(p) for k, p in places if "weight" in k and p.dim() >= 2 and id(p) not in norms]
-    inner = set(weights) - {*weights[:1], *weights[-1:]}
+    return [id(p) for name, p in places if "weight" in name and p.dim() >= 2 and id(p) not in norms]
+
+
+def trainable(module: nn.Module, ids: set[int]) -> tuple[str, ...]:
+    """Return the names of those parameters with these ids that are trained themselves, and have no row for padding."""
     rows = padded(module)
     own = ((k, p) for k, p in module.named_parameters() if "parametrizations." not in k and k not in rows)
-    return tuple(k for k, p in own if id(p) in inner and p.requires_grad)
+    return tuple(k for k, p in own if id(p) in ids and p.requires_grad)
 
 
 def padded(module: nn.Module) -> set[str]:
@@ -41,21 +57,19 @@ def check_quantizable(module: nn.Module, names: object) -> tuple[str, ...]:
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise NetworkError(f"The parameters to quantize must be a list of names, got {names!r}.")
     params = dict(module.named_parameters())
-    trainable = {name: p for name, p in params.items() if p.requires_grad}
+    trained = {name: p for name, p in params.items() if p.requires_grad}
     rows = padded(module)
     for name in names:
-        if name in params and name not in trainable:
+        if name in params and name not in trained:
             raise NetworkError(f"The parameter '{name}' of {kind} is frozen: only parameters that train are quantized.")
         if name in rows:
             raise NetworkError(
                 f"The parameter '{name}' of {kind} has a row for padding (padding_idx), whose zeros no center would "
                 "keep: leave it unquantized."
             )
-        if name not in trainable:
-            raise NetworkError(
-                f"{kind} has no trainable parameter '{name}' to quantize. {did_you_mean(name, trainable)}"
-            )
-        if trainable[name].numel() == 0:
+        if name not in trained:
+            raise NetworkError(f"{kind} has no trainable parameter '{name}' to quantize. {did_you_mean(name, trained)}")
+        if trained[name].numel() == 0:
             raise NetworkError(f"The parameter '{name}' of {kind} is empty: it cannot be quantized.")
     return tuple(dict.fromkeys(names))
 

@@ -72,11 +72,13 @@ def inputs_id(record: Record) -> str:
 
 def with_weights(recipe: Recipe, folder: Path | None) -> Recipe:
     """Return a recipe with the weights to start from."""
-    files = [] if folder is None else sorted(folder.glob(f"{recipe.model}*.safetensors"))
+    kinds = (".quped", ".safetensors")
+    files = [] if folder is None else sorted(file for kind in kinds for file in folder.glob(f"{recipe.model}*{kind}"))
     if len(files) != 1:
         raise InvalidValueError(
             f"The network {recipe.model} starts from weights in full precision: pass --warm-start FOLDER with one file "
-            f"{recipe.model}*.safetensors in it. `quped train {recipe.model} --method float --out DIR` makes one: "
-            "copy DIR/models/model.safetensors under that name."
+            f"{recipe.model}*.quped or {recipe.model}*.safetensors in it. "
+            f"`quped train {recipe.model} --method float --out DIR` makes one: copy DIR/models/model.quped under that "
+            "name."
         )
     return replace(recipe, warm_start=str(files[0]))

@@ -23,8 +23,10 @@ from quped.quant.quantizer import (
     soft,
 )
 from quped.quant.schedules import PAPER, LinearSchedule, schedule_for
+from quped.quant.sizes import FULL_PRECISION
 
 __all__ = [
+    "FULL_PRECISION",
     "MAX_BITS",
     "PAPER",
     "Assignment",

@@ -18,7 +18,12 @@ MAX_BITS = 8
 
 
 def initial_centers(
-    weights: Tensor, m: int, init_centers: CenterInit = "range", *, per_channel: bool = False
+    weights: Tensor,
+    m: int,
+    init_centers: CenterInit = "range",
+    *,
+    per_channel: bool = False,
+    iterations: int = 1000,
 ) -> Tensor:
     """Return m sorted centers, `[1, m]` for the whole tensor or `[channels, m]` with one row per output channel.
 
@@ -39,7 +44,7 @@ def initial_centers(
             "with random values, or leave it unquantized."
         )
     centers = sign_means(rows, low, high) if m == 2 else spread(low, high, m)
-    return kmeans(rows, centers) if init_centers == "kmeans" else centers
+    return kmeans(rows, centers, iterations) if init_centers == "kmeans" else centers
 
 
 def spread(low: Tensor, high: Tensor, m: int) -> Tensor:
@@ -56,18 +61,20 @@ def sign_means(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.where(both.unsqueeze(1), torch.stack(means, 1), ends)
 
 
-def kmeans(rows: Tensor, centers: Tensor) -> Tensor:
+def kmeans(rows: Tensor, centers: Tensor, iterations: int) -> Tensor:
     """Run Lloyd's algorithm from the given centers and from evenly spaced quantiles; keep the better, row by row."""
     m, n = centers.shape[1], rows.shape[1]
     ordered = rows.sort(1).values
     positions = ((torch.arange(m, device=rows.device) + 0.5) / m * n).long().clamp_max(n - 1)
-    first, second = lloyd(ordered, centers), lloyd(ordered, ordered[:, positions])
+    first, second = lloyd(ordered, centers, iterations), lloyd(ordered, ordered[:, positions], iterations)
     errors = [(rows - hard(rows, c)).square().sum(1) for c in (first, second)]
     return torch.where((errors[0] <= errors[1]).unsqueeze(1), first, second)
 
 
-def lloyd(ordered: Tensor, centers: Tensor, iterations: int = 1000) -> Tensor:
-    """Move every center to the mean of its weights until none moves; a center without weights stays.
+def lloyd(ordered: Tensor, centers: Tensor, iterations: int) -> Tensor:
+    """Move every center to the mean of its weights, until none moves, but not more often than `iterations`.
+
+    A center without weights stays.
 
     In a sorted row the weights of a center are a slice: its sum is a difference of running sums.
     """

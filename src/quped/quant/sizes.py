@@ -1,32 +1,31 @@
 """How many bytes a model takes."""
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
-from quped.quant.quantizer import Codebook
-from quped.typing import ModelState
-
 FLOAT_BYTES = 4
+FULL_PRECISION = 32
+"""The bit-width of weights that are not quantized."""
 
 
-def float_bytes(model: ModelState) -> int:
-    """Return the bytes of a model with every number as a float32."""
-    return FLOAT_BYTES * sum(v.numel() for v in (*model.params.values(), *model.buffers.values()))
+def index_bytes(count: int, bits: int) -> int:
+    """Return the bytes of so many packed indices."""
+    return (count * bits + 7) // 8
 
 
-def packed_bytes(model: ModelState, codebooks: Mapping[str, Codebook]) -> int:
-    """Return the bytes of a model whose quantized tensors are stored as indices with their centers.
+def tensor_bytes(count: int, groups: int, bits: int) -> int:
+    """Return the bytes of so many weights: at 1 to 8 bits packed, with the centers of each group, at 32 in float32."""
+    if bits == FULL_PRECISION:
+        return FLOAT_BYTES * count
+    return index_bytes(count, bits) + FLOAT_BYTES * groups * (1 << bits)
 
-    All other numbers, centers included, are float32.
-    The indices of each tensor begin at a whole byte.
+
+def affordable_bits(count: int, groups: int, most: int) -> int:
+    """Return the most bits, up to `most`, at which packed weights take less space than float32; else 32.
+
+    A layer of 150 weights would need more bytes for 256 centers than for its weights.
     """
-    return float_bytes(model) + sum(_saved(book) for book in codebooks.values())
-
-
-def _saved(book: Codebook) -> int:
-    bits = index_bits(book.centers)
-    return (book.indices.numel() * bits + 7) // 8 + FLOAT_BYTES * (book.centers.numel() - book.indices.numel())
+    smaller = [bits for bits in range(1, most + 1) if tensor_bytes(count, groups, bits) < FLOAT_BYTES * count]
+    return max(smaller, default=FULL_PRECISION)
 
 
 def index_bits(centers: Tensor) -> int:

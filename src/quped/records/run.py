@@ -5,13 +5,9 @@ While the run is under way there is also a folder of checkpoints, from which it 
 
 import errno
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import safetensors.torch
-from torch import Tensor
 
 from quped.errors import RunError
 from quped.records.checkpoints import Checkpoints
@@ -37,7 +33,7 @@ class RunRecord:
         if holds_run(path) and not overwrite:
             raise RunError(f"{path} already holds a run: choose another directory, or allow it to be overwritten.")
         record = cls(path)
-        models = list((path / MODELS).glob("*.safetensors"))
+        models = list((path / MODELS).glob("*.quped"))
         if not holds_run(path) and (foreign := [*models, *record.checkpoints.files()]):
             raise RunError(f"{path} holds no run, but {foreign[0]}, which would be lost: choose another directory.")
         try:
@@ -70,12 +66,11 @@ class RunRecord:
         except OSError as error:
             raise RunError(f"{self.path / CURVES} cannot be written: {error.strerror}.") from error
 
-    def model(self, client: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write the tensors of a client's deployed model."""
-        data = safetensors.torch.save({key: value.contiguous().clone() for key, value in tensors.items()})
+    def model(self, client: str, content: bytes) -> None:
+        """Write the packed file of a client's model."""
         try:
             (self.path / MODELS).mkdir(exist_ok=True)
-            write_bytes(self.path / MODELS / f"{client}.safetensors", data)
+            write_bytes(self.path / MODELS / f"{client}.quped", content)
         except OSError as error:
             raise RunError(f"The model of '{client}' cannot be written to {self.path}: {error.strerror}.") from error
 

@@ -109,7 +109,7 @@ def averages(clients: list[Result]) -> dict[str, str]:
     return {
         "samples": f"{np.mean([client['samples'] for client in clients]):,.0f}",
         "accuracy": percent(float(np.mean(accuracies)) if accuracies else None),
-        "size": size(float(np.mean([client["bytes_packed"] for client in clients]))),
+        "size": size(float(np.mean([client["bytes_file"] for client in clients]))),
         "as_float32": size(float(np.mean([client["bytes_float32"] for client in clients]))),
     }
 
@@ -139,7 +139,7 @@ def comparison_table(results: list[Result], width: int) -> Table:
             "method": name,
             "accuracy": percent(accuracy(result)),
             "worst client": percent(min(result["accuracy"]["per_client"].values(), default=None)),
-            "size per client": size(mean(result, "bytes_packed")),
+            "size per client": size(mean(result, "bytes_file")),
             "seconds": f"{result['seconds']:.0f}",
         }
         table.add_row(*(cells[column] for column in kept))
@@ -168,5 +168,5 @@ def compared(first: Result, other: Result) -> str:
 
 def space(first: Result, other: Result) -> str:
     """Say how much smaller the models of one result are, if they are."""
-    ratio = mean(other, "bytes_packed") / mean(first, "bytes_packed")
+    ratio = mean(other, "bytes_file") / mean(first, "bytes_file")
     return f", in 1/{ratio:.1f} of the space" if ratio > 1.05 else ""

@@ -11,14 +11,15 @@ import torch
 
 from quped import _tree
 from quped._rng import LOCK
-from quped.algorithms import Deployed, Global
+from quped.algorithms import Global
 from quped.errors import InvalidValueError, check, check_whole
-from quped.quant.sizes import FLOAT_BYTES, float_bytes, packed_bytes
+from quped.export import PackedModel, to_bytes
 from quped.records import Checkpoints, exclusive
 from quped.result import ClientResult, Evaluation, FitResult
 from quped.simulation.checkpoint import Checkpointer, load, stop_signals
 from quped.simulation.client_round import evaluate_global
 from quped.simulation.engines import Engine, InlineEngine, ProcessEngine, VmapEngine, usable_cores
+from quped.simulation.files import packed_model
 from quped.simulation.loop import Observer, Round, evaluate, simulate
 from quped.simulation.setup import Setup, SimClient
 
@@ -115,6 +116,8 @@ def collect(
     w = shared.w if isinstance(shared, Global) else None
     scores = [] if w is None else evaluate_global(setup, w)
     accuracy = curve[-1].accuracy
+    packed = {name: packed_model(setup, clients[name], models[name], accuracy.get(name)) for name in setup.names}
+    files = {name: to_bytes(model) for name, model in packed.items()}
     return FitResult(
         algorithm=setup.algorithm.name,
         seed=setup.seed,
@@ -122,9 +125,11 @@ def collect(
         rounds=rounds,
         seconds=seconds,
         curve=curve,
-        clients=[describe(clients[name], models[name], accuracy.get(name)) for name in setup.names],
+        clients=[describe(clients[name], packed[name], len(files[name]), accuracy.get(name)) for name in setup.names],
         models={name: models[name] for name in setup.names},
+        files=files,
         networks={name: clients[name].network for name in setup.names},
+        samples={name: clients[name].test or clients[name].train for name in setup.names},
         global_model=w,
         global_accuracy=float(np.mean(scores)) if scores else None,
         global_network=setup.global_network,
@@ -132,16 +137,17 @@ def collect(
     )
 
 
-def describe(client: SimClient, model: Deployed, accuracy: float | None) -> ClientResult:
+def describe(client: SimClient, model: PackedModel, bytes_file: int, accuracy: float | None) -> ClientResult:
     """Return what came out for one client."""
-    frozen = sum(value.numel() for value in client.network.frozen.values())
+    params = (*client.network.initial.params.values(), *client.network.frozen.values())
     return ClientResult(
         name=client.name,
         network=client.network.name,
         bits=dict(client.spec.bits),
         samples=len(client.train),
         accuracy=accuracy,
-        parameters=sum(v.numel() for v in model.state.params.values()) + frozen,
-        bytes_packed=packed_bytes(model.state, model.codebooks) + FLOAT_BYTES * frozen,
-        bytes_float32=float_bytes(model.state) + FLOAT_BYTES * frozen,
+        parameters=sum(value.numel() for value in params),
+        bytes_file=bytes_file,
+        bytes_packed=model.floor,
+        bytes_float32=model.float_bytes,
     )

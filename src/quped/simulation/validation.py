@@ -8,16 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from quped._rng import torch_seeded
-from quped.algorithms import FULL_PRECISION, AnyAlgorithm, ClientSpec
+from quped.algorithms import AnyAlgorithm, ClientSpec
 from quped.client import Client, ModelSource
 from quped.data import Samples, as_samples
 from quped.data.from_user import dtype_name
-from quped.errors import InvalidValueError, NetworkError, QupedError, check, is_whole
-from quped.models import FunctionalNetwork, quantizable
-from quped.quant import MAX_BITS
+from quped.errors import InvalidValueError, NetworkError, QupedError, check
+from quped.models import FunctionalNetwork
+from quped.simulation.bits import Weights, budget_plan, client_bits, unquantized
 from quped.simulation.setup import SimClient
-
-BITS = (*range(1, MAX_BITS + 1), FULL_PRECISION)
 
 
 def validate_clients(
@@ -35,6 +33,7 @@ def validate_clients(
     groups: dict[Hashable, ClientSpec] = {}
     checked = [check_client(client, algorithm, shared, networks, groups) for client in clients]
     warn_of_unseen_classes(checked)
+    warn_of_unquantized(clients, checked, networks)
     return checked, shared
 
 
@@ -54,7 +53,7 @@ class Networks:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._made: dict[int, FunctionalNetwork] = {}
-        self._defaults: dict[int, tuple[str, ...]] = {}
+        self._weights: dict[int, Weights] = {}
         self._outputs: dict[Hashable, int] = {}
 
     def make(self, source: ModelSource, who: str) -> FunctionalNetwork:
@@ -63,39 +62,24 @@ class Networks:
             module = self._module(source, who)
             try:
                 self._made[id(source)] = FunctionalNetwork(module)
-                self._defaults[id(source)] = quantizable(module)
+                self._weights[id(source)] = Weights.of(module)
             except QupedError as error:
                 raise type(error)(f"The network of {who} cannot be used: {error}") from error
         return self._made[id(source)]
 
     def bits(self, client: Client, who: str) -> dict[str, int]:
-        """Return the bits of each tensor that a client quantizes."""
+        """Return the bits of each parameter that a client quantizes."""
         network = self.make(client.model, who)
-        if isinstance(client.bits, Mapping):
-            check(
-                client.quantize is None, f"'quantize' of {who}", "left out: 'bits' names the tensors", client.quantize
-            )
-            for name, bits in client.bits.items():
-                check(is_whole(bits) and bits in BITS, f"'bits' of '{name}' of {who}", "one of 1..8 or 32", bits)
-            chosen = {name: int(bits) for name, bits in client.bits.items() if bits < FULL_PRECISION}
-        else:
-            check(is_whole(client.bits) and client.bits in BITS, f"'bits' of {who}", "one of 1..8 or 32", client.bits)
-            listed = client.quantize is None or isinstance(client.quantize, list | tuple)
-            check(listed, f"'quantize' of {who}", "a list of names of parameters", client.quantize)
-            names = self._defaults[id(client.model)] if client.quantize is None else tuple(client.quantize)
-            if client.bits == FULL_PRECISION and client.quantize is None:
-                return {}
-            chosen = dict.fromkeys(names, int(client.bits))
-        try:
-            network.check_quantizable(tuple(chosen))
-        except NetworkError as error:
-            raise NetworkError(f"The network of {who} cannot be quantized: {error}") from error
-        if not chosen and client.bits != FULL_PRECISION:
-            raise NetworkError(
-                f"The network of {who}, {network.name}, has nothing to quantize (it may have no layer between the "
-                f"first and the last): name parameters with quantize=[...]. It has {', '.join(network.initial.params)}."
-            )
-        return {name: bits for name, bits in chosen.items() if bits < FULL_PRECISION}
+        return client_bits(client, who, network, self.weights(client))
+
+    def budget_bits(self, client: Client, who: str, samples: Samples, method: str) -> dict[str, int]:
+        """Return the bits of each parameter with which a client's file stays within its budget."""
+        network = self.make(client.model, who)
+        return budget_plan(client, who, network, self.weights(client), samples, method, self._seed).bits
+
+    def weights(self, client: Client) -> Weights:
+        """Return the weights of a client's network, which has been made."""
+        return self._weights[id(client.model)]
 
     def outputs(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
         """Run a network on one sample, once for each kind of input, and return the number of its outputs."""
@@ -163,7 +147,8 @@ def check_method(
     made = {client.name: networks.make(client.model, f"client '{client.name}'") for client in clients}
     bits = {client.name: networks.bits(client, f"client '{client.name}'") for client in clients}
     method, reasons = type(algorithm).__name__, []
-    if not algorithm.quantizes and (quantized := [name for name, of in bits.items() if of]):
+    quantized = [client.name for client in clients if bits[client.name] or client.budget is not None]
+    if not algorithm.quantizes and quantized:
         reasons.append(f"it trains full-precision models only (set bits=32 for {listed(quantized)})")
     first = clients[0].name
     shared = made[first] if global_model is None else networks.make(global_model, "the global model")
@@ -226,6 +211,8 @@ def check_client(
                 f"The network of {who} has {outputs} outputs but the global model has {expected}: "
                 "make them equal, so that one can teach the other."
             )
+    if client.budget is not None:
+        bits = networks.budget_bits(client, who, train, algorithm.name)
     key = (id(network), tuple(bits.items()), client.per_channel, client.init_centers)
     if key not in groups:
         spec = ClientSpec(
@@ -264,6 +251,17 @@ def distinction(a: FunctionalNetwork, b: FunctionalNetwork) -> str | None:
     if a.frozen.keys() != b.frozen.keys() or not all(torch.equal(v, b.frozen[k]) for k, v in a.frozen.items()):
         return "frozen parameters"
     return "layers" if a.structure != b.structure else None
+
+
+def warn_of_unquantized(clients: Sequence[Client], checked: Sequence[SimClient], networks: Networks) -> None:
+    """Warn, in one sentence, of clients whose files would be mostly float32 weights that could be quantized."""
+    pairs = zip(clients, checked, strict=True)
+    remedies = {made.name: unquantized(client, made, networks.weights(client)) for client, made in pairs}
+    if names := [name for name, remedy in remedies.items() if remedy is not None]:
+        warnings.warn(
+            f"Most of the file is not quantized for {listed(names)}. {remedies[names[0]]}",
+            stacklevel=4,  # whoever makes a Federation
+        )
 
 
 def warn_of_unseen_classes(clients: Sequence[SimClient]) -> None:
