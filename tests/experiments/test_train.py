@@ -1,8 +1,8 @@
 """`quped train`: it learns, resumes, and names mistakes."""
 
 import json
-import re
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
