@@ -9,7 +9,7 @@ Tests hold the two equal.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -58,11 +58,14 @@ class Problem(NamedTuple):
     loss: LossFn
     """Of the logits: (1 - lambda_p) f + lambda_p f^KD in QuPeD, f alone elsewhere."""
     clock: Clock
+    term: Callable[[Params], Tensor] | None = None
+    """A further term of the loss, in the parameters: at x and at Q~_c(x), so c learns from it."""
 
     def run(self, params: Params, buffers: Params) -> tuple[Tensor, Params]:
         """Return the loss at these parameters, and the buffers after the pass."""
         logits, buffers = self.logits(params, buffers)
-        return self.loss(logits), buffers
+        value = self.loss(logits)
+        return value if self.term is None else value + self.term(params), buffers
 
     def logits(self, params: Params, buffers: Params) -> tuple[Tensor, Params]:
         """Return the network's outputs at these parameters, and the buffers after the pass."""
@@ -243,7 +246,14 @@ def student_logits(problem: Problem, learner: Learner) -> list[Tensor]:
     exact = problem.logits(learner.x.params, learner.x.buffers)[0]
     if not learner.c:
         return [exact]
-    if problem.clock.phase is Phase.FINETUNE:  # x sits on its centers: Q_c(x) = x
+    if problem.clock.phase is Phase.FINETUNE:
         return [exact, exact]
-    soft = quantized(learner.x.params, learner.c, problem.hyper.assignment, problem.hyper.sharpness)
-    return [exact, problem.logits(soft, learner.q_buffers)[0]]
+    return [exact, problem.logits(quantized_student(problem, learner), learner.q_buffers)[0]]
+
+
+def quantized_student(problem: Problem, learner: Learner) -> Params:
+    """Return Q~_c(x)."""
+    x, hyper = learner.x.params, problem.hyper
+    if problem.clock.phase is Phase.FINETUNE:  # x sits on its centers
+        return x
+    return quantized(x, learner.c, hyper.assignment, hyper.sharpness)
