@@ -116,7 +116,7 @@ def small_spec(algorithm: AnyAlgorithm, momentum: float = 0.9) -> ClientSpec:
         network, shared = FunctionalNetwork(SmallNet()), FunctionalNetwork(SmallNet())
     bits = {"middle.weight": 2} if algorithm.quantizes else {}
     sgd = SGD(weight_decay=0.01, momentum=momentum)
-    return ClientSpec(network, network.initial, shared, shared.initial, bits, sgd=sgd)
+    return ClientSpec(network, network.initial, shared, shared.initial, bits, head=network.head, sgd=sgd)
 
 
 def small_batches(algorithm: AnyAlgorithm, steps: int = 3) -> list[tuple[Batch, ...]]:

@@ -20,13 +20,33 @@ def quantizable(module: nn.Module) -> tuple[str, ...]:
         raise NetworkError(f"The attribute 'quantized' of {kind} must be a tuple of parameter names: {declared!r}.")
     if isinstance(declared, list | tuple):  # anything else is the module's own affair
         return tuple(declared)
-    norms = {id(part.weight) for part in module.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)}
-    places = module.named_parameters(remove_duplicate=False)
-    weights = [id(p) for k, p in places if "weight" in k and p.dim() >= 2 and id(p) not in norms]
+    weights = ordered_weights(module)
     inner = set(weights) - {*weights[:1], *weights[-1:]}
     rows = padded(module)
     own = ((k, p) for k, p in module.named_parameters() if "parametrizations." not in k and k not in rows)
     return tuple(k for k, p in own if id(p) in inner and p.requires_grad)
+
+
+def ordered_weights(module: nn.Module) -> list[int]:
+    """Return the ids of all weights with two or more dimensions, once for each layer that has them."""
+    norms = {id(part.weight) for part in module.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm)}
+    places = module.named_parameters(remove_duplicate=False)
+    return [id(p) for name, p in places if "weight" in name and p.dim() >= 2 and id(p) not in norms]
+
+
+def last_layer(module: nn.Module) -> tuple[str, ...]:
+    """Name the trainable parameters of the layer with the last weight: of a usual network its classifier, or head."""
+    last = ordered_weights(module)[-1:]
+    places = [(layer_of(name), id(p)) for name, p in module.named_parameters(remove_duplicate=False)]
+    layers = [layer for layer, place in places if place in last]
+    own = {place for layer, place in places if layer in layers[-1:]}
+    return tuple(name for name, p in module.named_parameters() if id(p) in own and p.requires_grad)
+
+
+def layer_of(name: str) -> str:
+    """Return the name of the layer that has a parameter, also of one that is computed (torch.nn.utils.parametrize)."""
+    layer, computed, _ = name.partition("parametrizations.")
+    return layer.removesuffix(".") if computed else name.rpartition(".")[0]
 
 
 def padded(module: nn.Module) -> set[str]:

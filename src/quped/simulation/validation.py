@@ -237,6 +237,7 @@ def check_client(
             init_centers=client.init_centers,
             per_channel=client.per_channel,
             has_global_network=distinction(network, shared) is None,
+            head=network.head,
             group=len(groups),
         )
         if bits:
