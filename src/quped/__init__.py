@@ -7,7 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quped.algorithms import FML, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
+    from quped.algorithms import (
+        FML,
+        Ditto,
+        FedAvg,
+        FedAvgFT,
+        FedRep,
+        Local,
+        PerFedAvg,
+        PFedMe,
+        Quantization,
+        QuPeD,
+        QuPeL,
+    )
     from quped.client import Client
     from quped.errors import InterruptedRunError, QupedError
     from quped.federation import Federation
@@ -16,7 +28,19 @@ if TYPE_CHECKING:
     from quped.simulation import Observer, Round, TrainingOptions
 
 _MODULES = {
-    "quped.algorithms": ("FML", "FedAvg", "Local", "PFedMe", "PerFedAvg", "QuPeD", "QuPeL", "Quantization"),
+    "quped.algorithms": (
+        "FML",
+        "Ditto",
+        "FedAvg",
+        "FedAvgFT",
+        "FedRep",
+        "Local",
+        "PFedMe",
+        "PerFedAvg",
+        "QuPeD",
+        "QuPeL",
+        "Quantization",
+    ),
     "quped.client": ("Client",),
     "quped.errors": ("InterruptedRunError", "QupedError"),
     "quped.federation": ("Federation",),
@@ -29,8 +53,11 @@ __all__ = [
     "FML",
     "Client",
     "ClientResult",
+    "Ditto",
     "Evaluation",
     "FedAvg",
+    "FedAvgFT",
+    "FedRep",
     "Federation",
     "FitResult",
     "InterruptedRunError",

@@ -2,7 +2,10 @@
 
 from quped.algorithms._sgd import SGD
 from quped.algorithms.base import FULL_PRECISION, AnyAlgorithm, ClientSpec, Deployed, Empty, Global, GlobalNetwork
+from quped.algorithms.ditto import Ditto
 from quped.algorithms.fedavg import FedAvg
+from quped.algorithms.fedavgft import FedAvgFT
+from quped.algorithms.fedrep import FedRep
 from quped.algorithms.fml import FML
 from quped.algorithms.local import Local
 from quped.algorithms.perfedavg import PerFedAvg
@@ -11,9 +14,21 @@ from quped.algorithms.quantization import Quantization
 from quped.algorithms.quped import QuPeD
 from quped.algorithms.qupel import QuPeL
 
-AlgorithmClass = type[Local] | type[FedAvg] | type[PFedMe] | type[PerFedAvg] | type[FML] | type[QuPeL] | type[QuPeD]
+AlgorithmClass = (
+    type[Local]
+    | type[FedAvg]
+    | type[FedAvgFT]
+    | type[FedRep]
+    | type[Ditto]
+    | type[PFedMe]
+    | type[PerFedAvg]
+    | type[FML]
+    | type[QuPeL]
+    | type[QuPeD]
+)
 
-ALGORITHMS: dict[str, AlgorithmClass] = {a.name: a for a in (Local, FedAvg, PFedMe, PerFedAvg, FML, QuPeL, QuPeD)}
+_ALL: tuple[AlgorithmClass, ...] = (Local, FedAvg, FedAvgFT, FedRep, Ditto, PFedMe, PerFedAvg, FML, QuPeL, QuPeD)
+ALGORITHMS: dict[str, AlgorithmClass] = {algorithm.name: algorithm for algorithm in _ALL}
 """Every algorithm by its name."""
 
 __all__ = [
@@ -25,8 +40,11 @@ __all__ = [
     "AnyAlgorithm",
     "ClientSpec",
     "Deployed",
+    "Ditto",
     "Empty",
     "FedAvg",
+    "FedAvgFT",
+    "FedRep",
     "Global",
     "GlobalNetwork",
     "Local",

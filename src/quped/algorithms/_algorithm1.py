@@ -9,7 +9,7 @@ Tests hold the two equal.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -88,6 +88,14 @@ def begin_at(spec: ClientSpec, x: ModelState, init: Mapping[str, CenterInit]) ->
     return Learner(x, c, x.buffers if c else {}, spec.sgd.init(x.params))
 
 
+def begin_learned(spec: ClientSpec, w: ModelState) -> Learner:
+    """Return x = w, which has learned, with centers at the means of their weights; of two centers, those of each sign.
+
+    Evenly between the smallest and the largest weight, most weights of a network that has learned lie between two.
+    """
+    return begin_at(spec, w, {k: "range" if bits == 1 else "kmeans" for k, bits in spec.bits.items()})
+
+
 def resume(learner: Learner, clock: Clock, assignment: Assignment) -> Learner:
     """Enter a round. In the fine-tuning phase weights are put on their centers, which does nothing the second time."""
     if clock.phase is Phase.TRAIN:
@@ -138,6 +146,20 @@ def step(problem: Problem, learner: Learner, penalty: Params | None = None) -> t
         learner, assigned = pull_weights(problem, learner, lam)
         learner, h = center_gradient(problem, learner, assigned)
     return move_centers(problem, learner, h, lam, assigned), value
+
+
+def step_part(problem: Problem, learner: Learner, names: Iterable[str]) -> tuple[Learner, Tensor]:
+    """Step some parameters of x by the gradient at Q_c(x); the others and c stay. Return it and the loss at Q_c(x)."""
+    x, (q, buffers) = learner.x, deployed(learner, problem.hyper.assignment).state
+    part = {k: q[k] for k in names}
+    grads, value, buffers = gradient(lambda params: problem.run(q | params, buffers), part)
+    moved, velocity = problem.spec.sgd.step({k: x.params[k] for k in part}, grads, learner.velocity, problem.clock.lr)
+    return Learner(
+        x=ModelState(x.params | moved, x.buffers if learner.c else buffers),
+        c=learner.c,
+        q_buffers=buffers if learner.c else {},
+        velocity=learner.velocity | velocity,
+    ), value
 
 
 def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:

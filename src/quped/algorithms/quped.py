@@ -78,7 +78,9 @@ class QuPeD:
     def init_personal(self, spec: ClientSpec, shared: Global) -> Learner:
         """Start from x^0 and c^0; with a warm-up, from w."""
         return (
-            starting_from(spec, shared.w) if self.warmup_epochs and spec.has_global_network else _algorithm1.begin(spec)
+            _algorithm1.begin_learned(spec, shared.w)
+            if self.warmup_epochs and spec.has_global_network
+            else _algorithm1.begin(spec)
         )
 
     def start(self, spec: ClientSpec, shared: Global, personal: Learner, clock: Clock) -> Work:
@@ -123,7 +125,7 @@ class QuPeD:
     def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Global]:
         """Keep x_i and c_i, send w_i (line 15)."""
         follows = self.is_warming_up(clock) and spec.has_global_network
-        return starting_from(spec, work.w) if follows else work.learner, send(work.w)
+        return _algorithm1.begin_learned(spec, work.w) if follows else work.learner, send(work.w)
 
     def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i (line 16)."""
@@ -132,11 +134,3 @@ class QuPeD:
     def deploy(self, spec: ClientSpec, shared: Global, personal: Learner) -> Deployed:
         """Q_ci(x_i) (line 19)."""
         return _algorithm1.deployed(personal, self.quantization.assignment)
-
-
-def starting_from(spec: ClientSpec, w: ModelState) -> Learner:
-    """Return x_i = w, with centers at the means of their weights; of two centers, those of each sign.
-
-    Evenly between the smallest and the largest weight, most weights of a network that has learned lie between two.
-    """
-    return _algorithm1.begin_at(spec, w, {k: "range" if bits == 1 else "kmeans" for k, bits in spec.bits.items()})
