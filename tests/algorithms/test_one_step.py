@@ -21,6 +21,8 @@ from helpers.linear_model import (
     kd_gradient_student,
     kd_gradient_teacher,
     model,
+    model_with_bias,
+    network_with_bias,
     probabilities,
     spec,
 )
@@ -692,19 +694,12 @@ def test_centers_start_where_the_task_says() -> None:
     np.testing.assert_allclose(_algorithm1.begin(spec(weights - 1, W, bits=1)).c["v"][0].numpy(), [-0.9, 4.0])
 
 
-def network_with_bias(
-    params: Params, buffers: Params, inputs: tuple[Tensor, ...], *, train: bool
-) -> tuple[Tensor, Params]:
-    """Logits (v1 u + b1, v2 u + b2)."""
-    return inputs[0].unsqueeze(1) * params["v"] + params["b"], buffers
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_unquantized_parameters_in_fine_tuning(momentum: float) -> None:
     """They take SGD steps with weight decay, momentum and QuPeL's penalty, two steps in a row."""
     decay, pull, late = 0.1, 0.2, clock(phase=Phase.FINETUNE)
     start, bias, shared = C[nearest(X, C)], np.array([0.3, -0.1]), np.array([0.5, 0.5])
-    x = ModelState({"v": torch.tensor(start), "b": torch.tensor(bias)}, {})
+    x = model_with_bias(start, bias)
     t = ClientSpec(network_with_bias, x, network_with_bias, x, {"v": 1}, sgd=SGD(decay, momentum))
     algorithm = QuPeL(lambda_p=pull, eta3=0.0, quantization=hyper(eta2=0.0))
     personal = Learner(x, {"v": torch.tensor(C).unsqueeze(0)}, {}, t.sgd.init(x.params))

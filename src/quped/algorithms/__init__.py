@@ -1,4 +1,9 @@
-"""The algorithms: one file each, pure, under one interface."""
+"""The algorithms: one file each, pure, under one interface.
+
+FedProto (Tan et al., 2022) is not among them. It needs the features before the last layer, and a network here returns
+logits only; it averages each class over the clients that have it, and a server here takes the mean of all payloads; it
+predicts by the nearest prototype, and a client here deploys weights. Methods for different networks are FML and QuPeD.
+"""
 
 from quped.algorithms._sgd import SGD
 from quped.algorithms.base import FULL_PRECISION, AnyAlgorithm, ClientSpec, Deployed, Empty, Global, GlobalNetwork
