@@ -18,7 +18,7 @@ from helpers.linear_model import (
     network_with_bias,
     spec,
 )
-from helpers.small_federation import clients, fit
+from helpers.small_federation import clients, fit, values
 from torch import nn
 
 from quped import Client, Federation
@@ -218,7 +218,7 @@ def test_clients_who_are_not_sampled_deploy_the_quantized_w() -> None:
         if torch.equal(model.state.params["last.weight"], w.params["last.weight"])
     ]
     assert len(common) == 2
-    levels = {name: len(model.state.params["middle.weight"].unique()) for name, model in result.models.items()}
+    levels = {name: len(values(model.state.params["middle.weight"])) for name, model in result.models.items()}
     assert (levels["c0"], levels["c1"]) == (4, 2)
 
 

@@ -185,7 +185,10 @@ def check_method(
 def alternatives(bits: Mapping[str, Mapping[str, int]]) -> str:
     """Return a sentence that names methods which can train such clients."""
     if any(bits.values()):
-        return "QuPeD and Local train quantized clients with different networks; QuPeL and FedAvgFT quantized clients with one."
+        return (
+            "QuPeD and Local train quantized clients with different networks; QuPeL and FedAvgFT quantized clients "
+            "with one."
+        )
     return "QuPeD, FML and Local train clients with different networks."
 
 
