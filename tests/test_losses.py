@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quped._losses import cross_entropy, distillation
+from quped._losses import Softened, cross_entropy, distillation
 
 Array = NDArray[np.float64]
 Side = Literal["teacher", "student", "both"]
 SIDES: list[Side] = ["teacher", "student", "both"]
+WHOSE: list[Softened] = ["both", "teacher"]
 
 
 def log_softmax(logits: Array) -> Array:
@@ -53,6 +54,28 @@ def test_cross_entropy_is_the_mean_over_the_batch() -> None:
     assert found.item() == pytest.approx(expected, rel=1e-13)
 
 
+def test_label_smoothing_mixes_the_label_with_all_classes() -> None:
+    """The target is (1 - e) onehot + e / classes; e = 0 is the plain loss, bit for bit."""
+    z, _ = logits(0)
+    labels = np.array([0, 4, 2, 2, 1, 3])
+    target = 0.7 * np.eye(5)[labels] + 0.3 / 5
+    expected = -(target * log_softmax(z)).sum(1).mean()
+    found = cross_entropy(torch.from_numpy(z), torch.from_numpy(labels), label_smoothing=0.3)
+    assert found.item() == pytest.approx(expected, rel=1e-13)
+    plain = cross_entropy(torch.from_numpy(z), torch.from_numpy(labels))
+    assert torch.equal(plain, cross_entropy(torch.from_numpy(z), torch.from_numpy(labels), label_smoothing=0.0))
+
+
+def test_label_smoothing_is_distillation_from_a_uniform_teacher() -> None:
+    """Up to the teacher's entropy: (1 - e) f + e D_KL(uniform || student) = smoothed f - e log(classes)."""
+    _, student = (torch.from_numpy(z) for z in logits(0))
+    labels = torch.tensor([0, 4, 2, 2, 1, 3])
+    kd = distillation(torch.zeros_like(student), student, trains="student")
+    mixed = 0.75 * cross_entropy(student, labels) + 0.25 * kd
+    smoothed = cross_entropy(student, labels, label_smoothing=0.25)
+    assert mixed.item() == pytest.approx(smoothed.item() - 0.25 * np.log(5), rel=1e-13)
+
+
 def test_cross_entropy_by_hand() -> None:
     """Probabilities 1/4 and 3/4 for the labels: the mean of ln 4 and ln 4/3."""
     z = torch.tensor([[0.0, np.log(3)], [0.0, np.log(3)]], dtype=torch.float64)
@@ -67,6 +90,18 @@ def test_distillation_is_the_divergence_from_teacher_to_student(trains: Side, te
     teacher, student = logits(1)
     found = distillation(torch.from_numpy(teacher), torch.from_numpy(student), trains=trains, temperature=temperature)
     assert found.item() == pytest.approx(divergence(teacher, student, temperature), rel=1e-13)
+
+
+def test_distillation_with_a_softened_teacher_only() -> None:
+    """The authors' form: D_KL(s(teacher / T) || s(student)) T^2; at T = 1 it is the usual one, bit for bit."""
+    teacher, student = logits(1)
+    log_p, log_q = log_softmax(teacher / 3), log_softmax(student)
+    expected = (np.exp(log_p) * (log_p - log_q)).sum(1).mean() * 9
+    z = torch.from_numpy(teacher), torch.from_numpy(student)
+    found = distillation(*z, trains="student", temperature=3.0, softened="teacher")
+    assert found.item() == pytest.approx(expected, rel=1e-13)
+    usual, other = (distillation(*z, trains="both", softened=side) for side in WHOSE)
+    assert torch.equal(usual, other)
 
 
 def test_distillation_by_hand() -> None:

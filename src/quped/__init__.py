@@ -7,7 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quped.algorithms import FML, FedAvg, Local, PerFedAvg, PFedMe, Quantization, QuPeD, QuPeL
+    from quped.algorithms import (
+        FML,
+        Ditto,
+        FedAvg,
+        FedAvgFT,
+        FedRep,
+        Local,
+        PerFedAvg,
+        PFedMe,
+        Quantization,
+        QuPeD,
+        QuPeL,
+    )
     from quped.client import Client
     from quped.errors import InterruptedRunError, QupedError
     from quped.export import load, save
@@ -17,7 +29,19 @@ if TYPE_CHECKING:
     from quped.simulation import Observer, Round, TrainingOptions
 
 _MODULES = {
-    "quped.algorithms": ("FML", "FedAvg", "Local", "PFedMe", "PerFedAvg", "QuPeD", "QuPeL", "Quantization"),
+    "quped.algorithms": (
+        "FML",
+        "Ditto",
+        "FedAvg",
+        "FedAvgFT",
+        "FedRep",
+        "Local",
+        "PFedMe",
+        "PerFedAvg",
+        "QuPeD",
+        "QuPeL",
+        "Quantization",
+    ),
     "quped.client": ("Client",),
     "quped.errors": ("InterruptedRunError", "QupedError"),
     "quped.export": ("load", "save"),
@@ -31,8 +55,11 @@ __all__ = [
     "FML",
     "Client",
     "ClientResult",
+    "Ditto",
     "Evaluation",
     "FedAvg",
+    "FedAvgFT",
+    "FedRep",
     "Federation",
     "FitResult",
     "InterruptedRunError",

@@ -1,6 +1,11 @@
-"""Metrics of a model on samples. Nothing here can change a model."""
+"""Metrics of a model on samples, and of many clients. Nothing here can change a model."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from quped.data import Samples
 from quped.typing import ModelState, Network
@@ -9,12 +14,45 @@ CHUNK = 1000
 """Samples evaluated at once."""
 
 
+class Score(NamedTuple):
+    """How well a model does on a client's samples."""
+
+    accuracy: float
+    """The share of samples that it classifies correctly."""
+    own_classes: float
+    """The same if it may only choose among the classes in the client's training data."""
+
+
 def accuracy(network: Network, model: ModelState, samples: Samples) -> float:
     """Return the share of samples that a model classifies correctly."""
-    correct = 0
-    with torch.no_grad():
-        for first in range(0, len(samples), CHUNK):
-            batch = samples.batch(torch.arange(first, min(first + CHUNK, len(samples))))
-            logits, _ = network(model.params, model.buffers, batch.inputs, train=False)
-            correct += int((logits.argmax(-1) == batch.labels).sum())
+    correct = sum(int((logits.argmax(-1) == labels).sum()) for logits, labels in outputs(network, model, samples))
     return correct / len(samples)
+
+
+def score(network: Network, model: ModelState, samples: Samples, classes: Tensor) -> Score:
+    """Return how well a model does on the samples of a client that has these classes, ascending."""
+    correct = among_own = 0
+    for logits, labels in outputs(network, model, samples):
+        correct += int((logits.argmax(-1) == labels).sum())
+        among_own += int((classes[logits[:, classes].argmax(-1)] == labels).sum())
+    return Score(correct / len(samples), among_own / len(samples))
+
+
+@torch.no_grad()
+def outputs(network: Network, model: ModelState, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the logits and the labels of all samples, some at a time."""
+    for first in range(0, len(samples), CHUNK):
+        batch = samples.batch(torch.arange(first, min(first + CHUNK, len(samples))))
+        yield network(model.params, model.buffers, batch.inputs, train=False)[0], batch.labels
+
+
+def over_clients(accuracy: Mapping[str, float]) -> dict[str, Any]:
+    """Return accuracies with their mean, standard deviation and the mean of the worst tenth, at least one client."""
+    values = list(accuracy.values())
+    worst = sorted(values)[: max(1, len(values) // 10)]
+    return {
+        "mean": float(np.mean(values)) if values else None,
+        "std": float(np.std(values)) if values else None,
+        "worst_tenth": float(np.mean(worst)) if values else None,
+        "per_client": dict(accuracy),
+    }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from quped._evaluate import over_clients
 from quped.algorithms import Deployed
 from quped.data import Samples
 from quped.errors import InvalidValueError, did_you_mean
@@ -34,6 +35,8 @@ class Evaluation:
     """Test accuracy of each client's deployed model; clients without test samples are not listed."""
     seconds: float
     """Since the run began."""
+    accuracy_own_classes: dict[str, float] = field(default_factory=dict)
+    """The same if a model may only choose among the classes in its client's training data."""
 
     @property
     def mean(self) -> float:
@@ -86,6 +89,9 @@ class FitResult:
     """The tensors of the global model w; None for methods without."""
     global_accuracy: float | None
     """Accuracy of w on the clients' own test samples, mean over clients: whether there was something to learn from."""
+    global_accuracy_own_classes: float | None
+    """The same if w may only choose among the classes in each client's training data: what a method gains that does
+    nothing but know them."""
     global_network: FunctionalNetwork = field(repr=False)
     options: dict[str, Any] = field(repr=False)
     """The method's `hyperparameters`, and the `training`: the options, and what follows from them.
@@ -95,6 +101,11 @@ class FitResult:
     def accuracy(self) -> dict[str, float]:
         """Test accuracy of each client's deployed model after the last round."""
         return self.curve[-1].accuracy
+
+    @property
+    def accuracy_own_classes(self) -> dict[str, float]:
+        """The same if a model may only choose among the classes in its client's training data."""
+        return self.curve[-1].accuracy_own_classes
 
     def module(self, client: str) -> nn.Module:
         """Return a client's model as an ordinary module in evaluation mode, with hard-quantized weights."""
@@ -138,14 +149,14 @@ class FitResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values, as `result.json` holds them."""
-        values = list(self.accuracy.values())
-        spread = {"mean": float(np.mean(values)), "std": float(np.std(values))} if values else {}
         result = {
             "format": FORMAT,
             "algorithm": self.algorithm,
             "seed": self.seed,
-            "accuracy": {"mean": None, "std": None, **spread, "per_client": self.accuracy},
+            "accuracy": over_clients(self.accuracy),
+            "accuracy_own_classes": over_clients(self.accuracy_own_classes),
             "global_accuracy": self.global_accuracy,
+            "global_accuracy_own_classes": self.global_accuracy_own_classes,
             "clients": [asdict(client) for client in self.clients],
             "epochs": self.epochs,
             "rounds": self.rounds,

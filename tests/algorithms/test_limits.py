@@ -1,6 +1,7 @@
 """Where hyperparameters reach a limit, an algorithm becomes a simpler one."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,21 @@ import torch
 from helpers.small_federation import Net, clients, fit, samples, values
 from torch import nn
 
-from quped import Client, FedAvg, Federation, Local, PFedMe, Quantization, QuPeD, QuPeL
+from quped import (
+    Client,
+    Ditto,
+    FedAvg,
+    FedAvgFT,
+    Federation,
+    FedRep,
+    FitResult,
+    Local,
+    PFedMe,
+    Quantization,
+    QuPeD,
+    QuPeL,
+    _tree,
+)
 from quped._rng import torch_seeded
 from quped.algorithms import AnyAlgorithm
 from quped.data import as_samples
@@ -50,6 +65,62 @@ def test_quped_together_to_the_end_is_fedavg() -> None:
     )
     for key, value in common.items():
         assert torch.equal(value, found[key]), key
+
+
+def assert_same_models(a: FitResult, b: FitResult) -> None:
+    """Assert that every client deploys the same bits."""
+    for name, model in a.models.items():
+        for path, value in _tree.items(model):
+            assert torch.equal(value, dict(_tree.items(b.models[name]))[path]), (name, path)
+
+
+def test_fedavgft_with_a_warmup_to_the_end_is_fedavg() -> None:
+    """At 32 bits: the same models, bit for bit. The run says that nobody was alone."""
+    members = full_precision(FedAvg())
+    options: dict[str, Any] = {"epochs": 3, "finetune_epochs": 0, "momentum": 0.9}
+    with pytest.warns(UserWarning, match="no round alone .* lower its warmup_epochs, 3, to 2"):
+        found = fit(FedAvgFT(warmup_epochs=3.0), members, **options)
+    assert_same_models(fit(FedAvg(), members, **options), found)
+
+
+def test_fedavgft_leaves_w_as_fedavg_left_it() -> None:
+    """Rounds alone, with three clients whose mean is rounded, change no bit of w."""
+    members = clients(FedAvgFT())
+    found = fit(FedAvgFT(warmup_epochs=2.0), members, epochs=5).global_model
+    w = fit(FedAvg(), full_precision(FedAvg()), epochs=2, finetune_epochs=0).global_model
+    assert found is not None
+    assert w is not None
+    for path, value in _tree.items(w):
+        assert torch.equal(value, dict(_tree.items(found))[path]), path
+
+
+def test_fedavgft_without_a_warmup_is_local_training() -> None:
+    """With the centers that it begins with: k-means, and the means of each sign at 1 bit."""
+    members = [
+        replace(member, init_centers="kmeans" if member.bits == 2 else "range") for member in clients(FedAvgFT())
+    ]
+    assert [member.bits for member in members] == [2, 1, 32]
+    assert_same_models(fit(Local(), members), fit(FedAvgFT(warmup_epochs=0.0), members))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_ditto_without_a_pull_is_local_training(momentum: float) -> None:
+    """lam = 0: x_i never hears of w."""
+    members = clients(Ditto())
+    assert_same_models(fit(Local(), members, momentum=momentum), fit(Ditto(lam=0.0), members, momentum=momentum))
+
+
+@pytest.mark.parametrize("whole", [FedRep(head=(), head_steps=0), FedRep(head=()), FedRep(head=(), jointly=True)])
+def test_fedrep_with_an_empty_head_is_fedavg(whole: FedRep) -> None:
+    """All is body, in each of its forms."""
+    members = clients(FedAvg())
+    assert_same_models(fit(FedAvg(), members, momentum=0.9), fit(whole, members, momentum=0.9))
+
+
+def test_options_at_their_defaults_change_nothing() -> None:
+    """Label smoothing of 0, and a temperature of 1, whoever it softens."""
+    assert_same_models(fit(Local()), fit(Local(label_smoothing=0.0)))
+    assert_same_models(fit(QuPeD()), fit(QuPeD(softened="teacher")))
 
 
 def test_qupel_without_coupling_is_local_training() -> None:

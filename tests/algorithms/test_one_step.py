@@ -21,6 +21,8 @@ from helpers.linear_model import (
     kd_gradient_student,
     kd_gradient_teacher,
     model,
+    model_with_bias,
+    network_with_bias,
     probabilities,
     spec,
 )
@@ -134,6 +136,13 @@ def test_local_full_precision_is_sgd_with_weight_decay() -> None:
     """x - lr (grad + wd x)."""
     work, _ = Local().step(spec(X, W, weight_decay=0.1), learner(X, None), (batch(),), clock())
     np.testing.assert_allclose(v(work.x.params), X - LR * (ce_gradient(X) + 0.1 * X), rtol=1e-12)
+
+
+def test_local_step_with_label_smoothing() -> None:
+    """The gradient by the logits is p - ((1 - e) onehot + e / classes)."""
+    work, _ = Local(label_smoothing=0.2).step(spec(X, W), learner(X, None), (batch(),), clock())
+    target = 0.8 * ONE_HOT + 0.2 / 2
+    np.testing.assert_allclose(v(work.x.params), X - LR * by_v(probabilities(X) - target), rtol=1e-12)
 
 
 @pytest.mark.parametrize("bits", [1, 2])
@@ -415,11 +424,16 @@ def test_a_border_that_is_not_known_is_refused() -> None:
         (QuPeD, {"warmup_epochs": "1"}),
         (QuPeD, {"quantization": 2}),
         (Local, {"quantization": 2}),
+        (QuPeD, {"softened": "student"}),
+        (QuPeL, {"penalty_on": "q"}),
+        (Local, {"label_smoothing": 1.5}),
         (PFedMe, {"inner_steps": 2.0}),
+        (PFedMe, {"reset_theta": 1}),
+        (PerFedAvg, {"adapts": "w"}),
     ],
 )
-def test_hyperparameters_that_are_no_numbers_are_refused(kind: Callable[..., object], wrong: dict[str, object]) -> None:
-    """With the sentence that any value out of range gets."""
+def test_hyperparameters_out_of_range_are_refused(kind: Callable[..., object], wrong: dict[str, object]) -> None:
+    """With one sentence for all."""
     ((name, value),) = wrong.items()
     with pytest.raises(InvalidValueError, match=rf"{name}.* must be .*, got {value!r}"):
         kind(**wrong)
@@ -516,6 +530,29 @@ def test_pfedme_step() -> None:
     np.testing.assert_allclose(v(work.w.params), w, rtol=1e-12)
 
 
+def test_pfedme_begins_a_round_at_w_if_it_resets_theta() -> None:
+    """Whatever the client's theta was."""
+    from quped.algorithms.pfedme import Personal
+
+    algorithm, t = PFedMe(reset_theta=True), rolling_task()
+    work = algorithm.start(t, Global(model(W)), Personal(model(X)), clock())
+    np.testing.assert_array_equal(v(work.theta.params), W)
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+    kept, _ = algorithm.finish(t, work, batch(), clock())
+    np.testing.assert_array_equal(v(kept.theta.params), v(work.theta.params))
+
+
+def test_perfedavg_adapts_the_global_model() -> None:
+    """One step of alpha from the w that the client received, not from its w_i; w_i is sent all the same."""
+    algorithm, t = PerFedAvg(alpha=0.3, adapts="global"), spec(X, W)
+    work = algorithm.start(t, Global(model(W)), algorithm.init_personal(t, Global(model(W))), clock())
+    for _ in range(2):
+        work, _ = algorithm.step(t, work, (batch(), batch()), clock())
+    personal, payload = algorithm.finish(t, work, batch(), clock())
+    np.testing.assert_allclose(v(personal.adapted.params), W - 0.3 * ce_gradient(W), rtol=1e-12)
+    np.testing.assert_array_equal(v(payload.w.params), v(work.w.params))
+
+
 def test_perfedavg_step_and_adaptation() -> None:
     """First-order MAML: the gradient at the adapted model, on another batch; the own model is adapted once more."""
     algorithm, t = PerFedAvg(alpha=0.3), rolling_task()
@@ -565,6 +602,40 @@ def test_qupel_step() -> None:
     np.testing.assert_allclose(v(work.w), W - 0.5 * 0.2 * (W - x), rtol=1e-12)
 
 
+def test_qupel_step_with_the_penalty_on_both_models() -> None:
+    """Centers get the sum of lambda_p (Q - w) over their weights, and w moves toward x and toward Q."""
+    algorithm = QuPeL(lambda_p=0.2, eta3=0.5, penalty_on="both", quantization=hyper())
+    t = spec(X, W, bits=1)
+    work = algorithm.start(t, QuPeLShared(model(W).params), learner(X, C), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+    x = soft_threshold(X - LR * (ce_gradient(X) + 0.2 * (X - W)), C)
+    q = C[nearest(x, C)]
+    c = C - ETA2 * by_centers(ce_gradient(q) + 0.2 * (q - W), x, C) + LAM * ETA2 / 2 * center_pull(x, C)
+    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w), W - 0.5 * 0.2 * (W - x + W - c[nearest(x, c)]), rtol=1e-12)
+
+
+def test_qupel_penalty_on_both_in_fine_tuning_and_at_32_bits() -> None:
+    """Hardened, x is Q and centers feel the penalty; in full precision there is one model, as with "x"."""
+    algorithm, t, late = (
+        QuPeL(lambda_p=0.2, eta3=0.5, penalty_on="both", quantization=hyper()),
+        spec(X, W, bits=1),
+        clock(phase=Phase.FINETUNE),
+    )
+    work = algorithm.start(t, QuPeLShared(model(W).params), learner(X, C), late)
+    work, _ = algorithm.step(t, work, (batch(),), late)
+    q = C[nearest(X, C)]
+    c = C - ETA2 * by_centers(ce_gradient(q) + 0.2 * (q - W), X, C)
+    np.testing.assert_allclose(work.learner.c["v"][0].numpy(), c, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w), W - 0.5 * 0.2 * 2 * (W - c[nearest(X, C)]), rtol=1e-12)
+    exact = algorithm.start(spec(X, W), QuPeLShared(model(W).params), learner(X, None), clock())
+    exact, _ = algorithm.step(spec(X, W), exact, (batch(),), clock())
+    x = X - LR * (ce_gradient(X) + 0.2 * (X - W))
+    np.testing.assert_allclose(v(exact.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(v(exact.w), W - 0.5 * 0.2 * (W - x), rtol=1e-12)
+
+
 def test_momentum_and_weight_decay_equal_torch() -> None:
     """Our SGD step is that of torch.optim.SGD, over several steps."""
     ours, velocity = {"v": torch.tensor(X)}, SGD(0.1, 0.9).init({"v": torch.tensor(X)})
@@ -605,6 +676,16 @@ def test_temperature_softens_the_distillation() -> None:
     np.testing.assert_allclose(v(work.w.params), W - LR * 2 * kd_gradient_teacher(W / 2, x / 2), rtol=1e-12)
 
 
+def test_temperature_of_the_teacher_alone() -> None:
+    """The authors' form: x's gradient of T^2 D_KL(s(w/T) || s(x)) is T^2 (s(x) - s(w/T)), w's T p (log(p/q) - D_KL)."""
+    algorithm, t = QuPeD(lambda_p=1.0, temperature=2.0, softened="teacher"), spec(X, W)
+    work = algorithm.start(t, Global(model(W)), learner(X, None), clock())
+    work, _ = algorithm.step(t, work, (batch(),), clock())
+    x = X - LR * 4 * by_v(probabilities(X) - probabilities(W / 2))
+    np.testing.assert_allclose(v(work.learner.x.params), x, rtol=1e-12)
+    np.testing.assert_allclose(v(work.w.params), W - LR * 2 * kd_gradient_teacher(W / 2, x), rtol=1e-12)
+
+
 def test_centers_start_where_the_task_says() -> None:
     """`start` reaches the centers: k-means instead of the range."""
     weights = np.array([0.0, 0.1, 0.2, 5.0])
@@ -613,19 +694,12 @@ def test_centers_start_where_the_task_says() -> None:
     np.testing.assert_allclose(_algorithm1.begin(spec(weights - 1, W, bits=1)).c["v"][0].numpy(), [-0.9, 4.0])
 
 
-def network_with_bias(
-    params: Params, buffers: Params, inputs: tuple[Tensor, ...], *, train: bool
-) -> tuple[Tensor, Params]:
-    """Logits (v1 u + b1, v2 u + b2)."""
-    return inputs[0].unsqueeze(1) * params["v"] + params["b"], buffers
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_unquantized_parameters_in_fine_tuning(momentum: float) -> None:
     """They take SGD steps with weight decay, momentum and QuPeL's penalty, two steps in a row."""
     decay, pull, late = 0.1, 0.2, clock(phase=Phase.FINETUNE)
     start, bias, shared = C[nearest(X, C)], np.array([0.3, -0.1]), np.array([0.5, 0.5])
-    x = ModelState({"v": torch.tensor(start), "b": torch.tensor(bias)}, {})
+    x = model_with_bias(start, bias)
     t = ClientSpec(network_with_bias, x, network_with_bias, x, {"v": 1}, sgd=SGD(decay, momentum))
     algorithm = QuPeL(lambda_p=pull, eta3=0.0, quantization=hyper(eta2=0.0))
     personal = Learner(x, {"v": torch.tensor(C).unsqueeze(0)}, {}, t.sgd.init(x.params))

@@ -35,6 +35,25 @@ def spec(x: Array, w: Array, bits: int = FULL_PRECISION, weight_decay: float = 0
     return ClientSpec(network, model(x), network, model(w), widths, has_global_network=True, sgd=SGD(weight_decay))
 
 
+def network_with_bias(
+    params: Params, buffers: Params, inputs: tuple[Tensor, ...], *, train: bool
+) -> tuple[Tensor, Params]:
+    """Logits (v1 u + b1, v2 u + b2)."""
+    return inputs[0].unsqueeze(1) * params["v"] + params["b"], buffers
+
+
+def model_with_bias(v: Array, b: Array) -> ModelState:
+    """Return the model with these parameters."""
+    return ModelState({"v": torch.tensor(v), "b": torch.tensor(b)}, {})
+
+
+def ce_gradients_with_bias(v: Array, b: Array) -> tuple[Array, Array]:
+    """Gradients of the mean cross-entropy by v and by b."""
+    z = np.outer(INPUTS, v) + b
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    return by_v(p - ONE_HOT), np.asarray((p - ONE_HOT).mean(0))
+
+
 def batch(inputs: Array = INPUTS, labels: NDArray[np.int64] = LABELS) -> Batch:
     """Return samples as a batch."""
     return Batch((torch.tensor(inputs),), torch.tensor(labels))

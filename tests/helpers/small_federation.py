@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from quped import FitResult, QuPeD, Round, _tree
+from quped import FedAvgFT, FedRep, FitResult, PerFedAvg, PFedMe, QuPeD, QuPeL, Round, _tree
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.testing import CLASSES, FEATURES, wide_net
 from quped.testing import SmallNet as Net
@@ -55,5 +55,14 @@ def assert_same(a: FitResult, b: FitResult) -> None:
 
 
 def algorithms() -> dict[str, Callable[[], AnyAlgorithm]]:
-    """Return every algorithm of the package, and QuPeD with a warm-up."""
-    return {**ALGORITHMS, "quped-warmup": partial(QuPeD, warmup_epochs=2.0)}
+    """Return every algorithm of the package, and some with options that change what they keep and send."""
+    return {
+        **ALGORITHMS,
+        "quped-warmup": partial(QuPeD, warmup_epochs=2.0),
+        "fedavgft-alone": partial(FedAvgFT, warmup_epochs=2.0),
+        "fedavgft-head": partial(FedAvgFT, warmup_epochs=1.0, head_first_epochs=2.0, frozen_head=True),
+        "fedper": partial(FedRep, jointly=True),
+        "perfedavg-global": partial(PerFedAvg, adapts="global"),
+        "pfedme-reset": partial(PFedMe, reset_theta=True),
+        "qupel-both": partial(QuPeL, penalty_on="both"),
+    }

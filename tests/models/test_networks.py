@@ -9,7 +9,7 @@ from torch import nn
 from quped.errors import NetworkError, QupedError
 from quped.models import CNN, FunctionalNetwork, ResNet, TextClassifier, cnn1, cnn2, mlp, quantizable, resnet
 from quped.models.resnet import Block
-from quped.models.select import check_quantizable
+from quped.models.select import check_quantizable, last_layer
 from quped.typing import ModelState
 
 SHAPES = [(3, 32, 32), (1, 28, 28), (1, 8, 8)]
@@ -293,3 +293,23 @@ def test_bad_networks_are_refused() -> None:
     declared.__dict__["quantized"] = "1.weight"
     with pytest.raises(NetworkError, match="attribute 'quantized' of Sequential must be a tuple"):
         quantizable(declared)
+
+
+def test_the_last_layer_is_the_one_with_the_last_weight() -> None:
+    """With its bias; of a tied weight the layer that uses it last; not what is frozen; through parametrizations."""
+    assert last_layer(cnn1((3, 32, 32), 10)) == ("classifier.4.weight", "classifier.4.bias")
+    assert last_layer(resnet((3, 32, 32), 10, 8)) == ("linear.weight", "linear.bias")
+    assert last_layer(nn.Linear(4, 2)) == ("weight", "bias")
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert last_layer(layers) == ("2.weight", "2.bias")
+    layers[2].weight.requires_grad_(False)
+    assert last_layer(layers) == ("2.bias",)
+    layers[2].weight = layers[0].weight
+    assert last_layer(layers) == ("0.weight", "2.bias")
+    nn.utils.parametrizations.weight_norm(layers[2])
+    assert last_layer(layers) == (
+        "2.bias",
+        "2.parametrizations.weight.original0",
+        "2.parametrizations.weight.original1",
+    )
+    assert last_layer(nn.BatchNorm1d(4)) == ()

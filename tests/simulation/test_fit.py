@@ -97,8 +97,10 @@ def test_no_client_has_test_samples() -> None:
     nobody = Federation([Client("a", samples(0, 20), None, Net)], QuPeD()).fit(epochs=1, workers=0)
     assert nobody.accuracy == {}
     assert math.isnan(nobody.curve[-1].mean)
-    assert nobody.to_dict()["accuracy"] == {"mean": None, "std": None, "per_client": {}}
+    none: dict[str, object] = {"mean": None, "std": None, "worst_tenth": None, "per_client": {}}
+    assert nobody.to_dict()["accuracy"] == nobody.to_dict()["accuracy_own_classes"] == none
     assert nobody.global_accuracy is None
+    assert nobody.global_accuracy_own_classes is None
 
 
 def test_bits_may_differ_by_tensor() -> None:

@@ -9,7 +9,7 @@ Tests hold the two equal.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -58,11 +58,14 @@ class Problem(NamedTuple):
     loss: LossFn
     """Of the logits: (1 - lambda_p) f + lambda_p f^KD in QuPeD, f alone elsewhere."""
     clock: Clock
+    term: Callable[[Params], Tensor] | None = None
+    """A further term of the loss, in the parameters: at x and at Q~_c(x), so c learns from it."""
 
     def run(self, params: Params, buffers: Params) -> tuple[Tensor, Params]:
         """Return the loss at these parameters, and the buffers after the pass."""
         logits, buffers = self.logits(params, buffers)
-        return self.loss(logits), buffers
+        value = self.loss(logits)
+        return value if self.term is None else value + self.term(params), buffers
 
     def logits(self, params: Params, buffers: Params) -> tuple[Tensor, Params]:
         """Return the network's outputs at these parameters, and the buffers after the pass."""
@@ -83,6 +86,14 @@ def begin_at(spec: ClientSpec, x: ModelState, init: Mapping[str, CenterInit]) ->
         except InvalidValueError as error:
             raise InvalidValueError(f"'{k}': {error}") from error
     return Learner(x, c, x.buffers if c else {}, spec.sgd.init(x.params))
+
+
+def begin_learned(spec: ClientSpec, w: ModelState) -> Learner:
+    """Return x = w, which has learned, with centers at the means of their weights; of two centers, those of each sign.
+
+    Evenly between the smallest and the largest weight, most weights of a network that has learned lie between two.
+    """
+    return begin_at(spec, w, {k: "range" if bits == 1 else "kmeans" for k, bits in spec.bits.items()})
 
 
 def resume(learner: Learner, clock: Clock, assignment: Assignment) -> Learner:
@@ -135,6 +146,20 @@ def step(problem: Problem, learner: Learner, penalty: Params | None = None) -> t
         learner, assigned = pull_weights(problem, learner, lam)
         learner, h = center_gradient(problem, learner, assigned)
     return move_centers(problem, learner, h, lam, assigned), value
+
+
+def step_part(problem: Problem, learner: Learner, names: Iterable[str]) -> tuple[Learner, Tensor]:
+    """Step some parameters of x by the gradient at Q_c(x); the others and c stay. Return it and the loss at Q_c(x)."""
+    x, (q, buffers) = learner.x, deployed(learner, problem.hyper.assignment).state
+    part = {k: q[k] for k in names}
+    grads, value, buffers = gradient(lambda params: problem.run(q | params, buffers), part)
+    moved, velocity = problem.spec.sgd.step({k: x.params[k] for k in part}, grads, learner.velocity, problem.clock.lr)
+    return Learner(
+        x=ModelState(x.params | moved, x.buffers if learner.c else buffers),
+        c=learner.c,
+        q_buffers=buffers if learner.c else {},
+        velocity=learner.velocity | velocity,
+    ), value
 
 
 def step_weights(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:
@@ -243,7 +268,14 @@ def student_logits(problem: Problem, learner: Learner) -> list[Tensor]:
     exact = problem.logits(learner.x.params, learner.x.buffers)[0]
     if not learner.c:
         return [exact]
-    if problem.clock.phase is Phase.FINETUNE:  # x sits on its centers: Q_c(x) = x
+    if problem.clock.phase is Phase.FINETUNE:
         return [exact, exact]
-    soft = quantized(learner.x.params, learner.c, problem.hyper.assignment, problem.hyper.sharpness)
-    return [exact, problem.logits(soft, learner.q_buffers)[0]]
+    return [exact, problem.logits(quantized_student(problem, learner), learner.q_buffers)[0]]
+
+
+def quantized_student(problem: Problem, learner: Learner) -> Params:
+    """Return Q~_c(x)."""
+    x, hyper = learner.x.params, problem.hyper
+    if problem.clock.phase is Phase.FINETUNE:  # x sits on its centers
+        return x
+    return quantized(x, learner.c, hyper.assignment, hyper.sharpness)

@@ -1,6 +1,6 @@
 """Gradients of functions of tensor trees: by autograd, or by torch.func under vmap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -56,11 +56,16 @@ def transformed_pullback(
     return output, pull_back, aux
 
 
-def cross_entropy_gradient(network: Network, model: ModelState, batch: Batch) -> tuple[Params, Tensor, Params]:
-    """Return the gradient of f, the cross-entropy on a batch, its value, and the buffers after the pass."""
+def cross_entropy_gradient(
+    network: Network, model: ModelState, batch: Batch, names: Iterable[str] | None = None
+) -> tuple[Params, Tensor, Params]:
+    """Return the gradient of f, the cross-entropy on a batch, its value, and the buffers after the pass.
+
+    The gradient is that by the named parameters, by default all.
+    """
 
     def f(params: Params) -> tuple[Tensor, Params]:
-        logits, buffers = network(params, model.buffers, batch.inputs, train=True)
+        logits, buffers = network(model.params | params, model.buffers, batch.inputs, train=True)
         return cross_entropy(logits, batch.labels), buffers
 
-    return gradient(f, model.params)
+    return gradient(f, model.params if names is None else {k: model.params[k] for k in names})

@@ -47,6 +47,8 @@ class ClientSpec:
     per_channel: bool = False
     has_global_network: bool = False
     """Whether the client's network is the global one, up to its weights."""
+    head: tuple[str, ...] = ()
+    """The trained parameters of the network's last layer."""
     sgd: SGD = field(default_factory=SGD)
     group: int = 0
     """Clients with the same number share this specification."""

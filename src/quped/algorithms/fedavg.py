@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from quped.algorithms._autodiff import cross_entropy_gradient
+from quped.algorithms._sgd_step import sgd_step
 from quped.algorithms.base import ClientSpec, Deployed, Empty, Global, GlobalNetwork, receive, send
 from quped.typing import Batch, Clock, Metrics, ModelState, Params
 
@@ -39,9 +39,8 @@ class FedAvg:
     def step(self, spec: ClientSpec, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
         """Take one SGD step on w_i."""
         (batch,) = batches
-        grads, loss, buffers = cross_entropy_gradient(spec.global_network, work.w, batch)
-        params, velocity = spec.sgd.step(work.w.params, grads, work.velocity, clock.lr)
-        return Work(ModelState(params, buffers), velocity), {"loss": loss}
+        w, velocity, loss = sgd_step(spec.sgd, spec.global_network, work.w, work.velocity, batch, clock.lr)
+        return Work(w, velocity), {"loss": loss}
 
     def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
         """Send w_i."""

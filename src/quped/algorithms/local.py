@@ -9,7 +9,7 @@ from quped.algorithms import _algorithm1
 from quped.algorithms._algorithm1 import Learner, Problem
 from quped.algorithms.base import ClientSpec, Deployed, Empty, GlobalNetwork
 from quped.algorithms.quantization import Quantization
-from quped.errors import check
+from quped.errors import check, check_number
 from quped.typing import Batch, Clock, Metrics
 
 
@@ -18,6 +18,8 @@ class Local:
     """min over x, c of F_lambda(x, c) = f(x) + f(Q~_c(x)) + lambda R(x, c), at each client by itself."""
 
     quantization: Quantization = field(default_factory=Quantization)
+    label_smoothing: float = 0.0
+    """e of the targets (1 - e) onehot(y) + e / classes in f. Distillation from an untrained teacher is nearly this."""
 
     name: ClassVar[str] = "local"
     quantizes: ClassVar[bool] = True
@@ -26,6 +28,7 @@ class Local:
 
     def __post_init__(self) -> None:
         check(isinstance(self.quantization, Quantization), "quantization", "a Quantization(...)", self.quantization)
+        check_number("label_smoothing of local training", self.label_smoothing, 0, 1)
 
     def init_shared(self, spec: ClientSpec) -> Empty:
         """Nothing is shared."""
@@ -44,7 +47,7 @@ class Local:
     ) -> tuple[Learner, Metrics]:
         """Take one step of Algorithm 1 with f the cross-entropy."""
         (batch,) = batches
-        loss = partial(cross_entropy, labels=batch.labels)
+        loss = partial(cross_entropy, labels=batch.labels, label_smoothing=self.label_smoothing)
         learner, value = _algorithm1.step(Problem(spec, self.quantization, batch.inputs, loss, clock), work)
         return learner, {"loss": value}
 

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 from quped import _tree
 from quped.algorithms._autodiff import cross_entropy_gradient
 from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
-from quped.errors import check_number, check_whole
+from quped.errors import check, check_number, check_whole
 from quped.typing import Batch, Clock, Metrics, ModelState
 
 
@@ -28,7 +28,7 @@ class PFedMe:
     """theta_i ~ argmin f_i(theta) + lam/2 ||theta - w_i||^2;  w_i <- w_i - eta lam (w_i - theta_i);  w <- mean of w_i.
 
     The inner problem is solved on one batch by `inner_steps` SGD steps with the learning rate of the run, from the
-    theta_i of the step before: theta_i is the client's own from its first round to its last.
+    theta_i of the step before: theta_i is the client's own from its first round to its last (but see `reset_theta`).
     """
 
     lam: float = 0.5
@@ -37,6 +37,8 @@ class PFedMe:
     """eta, the learning rate of w_i."""
     inner_steps: int = 5
     """K, the SGD steps for one inner problem."""
+    reset_theta: bool = False
+    """theta_i = w at the start of every round, as in the code that the authors of pFedMe published."""
 
     name: ClassVar[str] = "pfedme"
     quantizes: ClassVar[bool] = False
@@ -47,6 +49,7 @@ class PFedMe:
         check_number("lam of pFedMe", self.lam, 0)
         check_number("eta of pFedMe", self.eta, 0)
         check_whole("inner_steps of pFedMe", self.inner_steps, 1)
+        check(isinstance(self.reset_theta, bool), "reset_theta of pFedMe", "True or False", self.reset_theta)
 
     def init_shared(self, spec: ClientSpec) -> Global:
         """Start from the global network's weights."""
@@ -57,8 +60,8 @@ class PFedMe:
         return Personal(shared.w)
 
     def start(self, spec: ClientSpec, shared: Global, personal: Personal, clock: Clock) -> Work:
-        """w_i = w; theta_i goes on."""
-        return Work(personal.theta, shared.w)
+        """w_i = w; theta_i continues, unless it is reset."""
+        return Work(shared.w if self.reset_theta else personal.theta, shared.w)
 
     def step(self, spec: ClientSpec, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
         """Solve the inner problem on the batch, then move w_i toward its solution."""

@@ -2,12 +2,13 @@
 Federated Learning, 2021. Algorithm 2."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from quped._losses import cross_entropy, distillation
+from quped._losses import Softened, cross_entropy, distillation
 from quped.algorithms import _algorithm1
 from quped.algorithms._algorithm1 import Learner, Problem
 from quped.algorithms._autodiff import gradient, pullback
@@ -43,7 +44,10 @@ class QuPeD:
     """eta_3 / eta_1. With 1 / lambda_p, w_i steps along the gradient of its divergence with x_i's learning rate; of
     two divergences, if x_i is quantized. Its weight decay grows in the same proportion."""
     temperature: float = 1.0
-    """Temperature of the distillation."""
+    """T, the temperature of the distillation."""
+    softened: Softened = "both"
+    """Whose logits T divides: those of "both", or of the "teacher" alone, as in the authors' code:
+    f^KD = T^2 D_KL(s(w / T) || s(x)). With T = 1 both are the paper's."""
     warmup_epochs: float = 0.0
     """Not in the paper: while t is below this, w learns from labels, as in FedAvg, and a client with the global network
     has no other model than w_i. Its x_i starts from the w_i of its last such round, or from w if it took part in none,
@@ -60,6 +64,7 @@ class QuPeD:
         check_number("lambda_p of QuPeD", self.lambda_p, 0, 1)
         check_number("global_lr_ratio of QuPeD", self.global_lr_ratio, 0)
         check(number(self.temperature) > 0, "temperature of QuPeD", "above 0", self.temperature)
+        check(self.softened in ("both", "teacher"), "softened of QuPeD", "'both' or 'teacher'", self.softened)
         check_number("warmup_epochs of QuPeD", self.warmup_epochs, 0)
 
     def is_warming_up(self, clock: Clock) -> bool:
@@ -73,7 +78,9 @@ class QuPeD:
     def init_personal(self, spec: ClientSpec, shared: Global) -> Learner:
         """Start from x^0 and c^0; with a warm-up, from w."""
         return (
-            starting_from(spec, shared.w) if self.warmup_epochs and spec.has_global_network else _algorithm1.begin(spec)
+            _algorithm1.begin_learned(spec, shared.w)
+            if self.warmup_epochs and spec.has_global_network
+            else _algorithm1.begin(spec)
         )
 
     def start(self, spec: ClientSpec, shared: Global, personal: Learner, clock: Clock) -> Work:
@@ -89,9 +96,11 @@ class QuPeD:
             lambda params: spec.global_network(params, w.buffers, batch.inputs, train=True), w.params
         )
 
+        kd = partial(distillation, temperature=self.temperature, softened=self.softened)
+
         def loss(logits: Tensor) -> Tensor:
-            kd = distillation(w_logits, logits, trains="student", temperature=self.temperature)
-            return (1 - self.lambda_p) * cross_entropy(logits, batch.labels) + self.lambda_p * kd
+            divergence = kd(w_logits, logits, trains="student")
+            return (1 - self.lambda_p) * cross_entropy(logits, batch.labels) + self.lambda_p * divergence
 
         problem = Problem(spec, self.quantization, batch.inputs, loss, clock)
         if self.is_warming_up(clock):
@@ -105,8 +114,8 @@ class QuPeD:
             students = _algorithm1.student_logits(problem, learner)
 
             def teaching(teacher: Tensor) -> tuple[Tensor, Params]:
-                kds = [distillation(teacher, s, trains="teacher", temperature=self.temperature) for s in students]
-                return self.lambda_p * torch.stack(kds).sum(), {}
+                divergences = [kd(teacher, student, trains="teacher") for student in students]
+                return self.lambda_p * torch.stack(divergences).sum(), {}
 
             by_logits = gradient(teaching, w_logits)[0]
             eta3 = clock.lr * self.global_lr_ratio
@@ -116,7 +125,7 @@ class QuPeD:
     def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Learner, Global]:
         """Keep x_i and c_i, send w_i (line 15)."""
         follows = self.is_warming_up(clock) and spec.has_global_network
-        return starting_from(spec, work.w) if follows else work.learner, send(work.w)
+        return _algorithm1.begin_learned(spec, work.w) if follows else work.learner, send(work.w)
 
     def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i (line 16)."""
@@ -125,11 +134,3 @@ class QuPeD:
     def deploy(self, spec: ClientSpec, shared: Global, personal: Learner) -> Deployed:
         """Q_ci(x_i) (line 19)."""
         return _algorithm1.deployed(personal, self.quantization.assignment)
-
-
-def starting_from(spec: ClientSpec, w: ModelState) -> Learner:
-    """Return x_i = w, with centers at the means of their weights; of two centers, those of each sign.
-
-    Evenly between the smallest and the largest weight, most weights of a network that has learned lie between two.
-    """
-    return _algorithm1.begin_at(spec, w, {k: "range" if bits == 1 else "kmeans" for k, bits in spec.bits.items()})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from quped.errors import NetworkError
-from quped.models.select import check_quantizable, network_name
+from quped.models.select import check_quantizable, last_layer, network_name
 from quped.typing import ModelState, Params
 
 
@@ -58,6 +58,8 @@ class FunctionalNetwork:
         if not trainable:
             raise NetworkError(f"{self.name} has no trainable parameters.")
         self.initial = ModelState(trainable, buffers)
+        self.head = last_layer(module)
+        """The trained parameters of the last layer."""
         try:
             self._training = copy.deepcopy(module).train()
             self._evaluation = copy.deepcopy(self._training).eval()

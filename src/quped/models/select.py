@@ -45,6 +45,21 @@ def trainable(module: nn.Module, ids: set[int]) -> tuple[str, ...]:
     return tuple(k for k, p in own if id(p) in ids and p.requires_grad)
 
 
+def last_layer(module: nn.Module) -> tuple[str, ...]:
+    """Name the trainable parameters of the layer with the last weight: of a usual network its classifier, or head."""
+    last = ordered_weights(module)[-1:]
+    places = [(layer_of(name), id(p)) for name, p in module.named_parameters(remove_duplicate=False)]
+    layers = [layer for layer, place in places if place in last]
+    own = {place for layer, place in places if layer in layers[-1:]}
+    return tuple(name for name, p in module.named_parameters() if id(p) in own and p.requires_grad)
+
+
+def layer_of(name: str) -> str:
+    """Return the name of the layer that has a parameter, also of one that is computed (torch.nn.utils.parametrize)."""
+    layer, computed, _ = name.partition("parametrizations.")
+    return layer.removesuffix(".") if computed else name.rpartition(".")[0]
+
+
 def padded(module: nn.Module) -> set[str]:
     """Return the names of embeddings with a row of zeros for padding, which no center would keep."""
     parts = ((name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag))

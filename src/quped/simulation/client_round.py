@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quped import _tree
-from quped._evaluate import accuracy
+from quped._evaluate import Score, score
 from quped._native import reusing
 from quped._rng import torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec
@@ -122,20 +122,20 @@ def initial_personal(setup: Setup, client: SimClient, shared: Any) -> Any:
     return setup.algorithm.init_personal(client.spec, shared)
 
 
-def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any, personal: Any) -> float:
-    """Return the accuracy of a client's deployed model on its test samples."""
+def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any, personal: Any) -> Score:
+    """Evaluate a client's deployed model on its test samples."""
     model = setup.algorithm.deploy(client.spec, shared, personal).state
     return evaluate_model(setup, client, client.spec.network, model, test)
 
 
-def evaluate_model(setup: Setup, client: SimClient, network: Network, model: ModelState, test: Samples) -> float:
-    """Return the accuracy of a model on a client's test samples."""
+def evaluate_model(setup: Setup, client: SimClient, network: Network, model: ModelState, test: Samples) -> Score:
+    """Evaluate a model on a client's test samples."""
     with naming(client.name, None), torch_seeded(setup.seed, "score", client.name):
-        return accuracy(network, model, test)
+        return score(network, model, test, client.train.labels.bincount().nonzero()[:, 0])
 
 
-def evaluate_global(setup: Setup, w: ModelState) -> list[float]:
-    """Return the accuracy of the global model on the test samples of each client that has some."""
+def evaluate_global(setup: Setup, w: ModelState) -> list[Score]:
+    """Evaluate the global model on the test samples of each client that has some."""
     with one_thread():
         return [
             evaluate_model(setup, client, setup.global_network, w, client.test)

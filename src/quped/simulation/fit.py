@@ -131,7 +131,8 @@ def collect(
         networks={name: clients[name].network for name in setup.names},
         samples={name: clients[name].test or clients[name].train for name in setup.names},
         global_model=w,
-        global_accuracy=float(np.mean(scores)) if scores else None,
+        global_accuracy=float(np.mean([score.accuracy for score in scores])) if scores else None,
+        global_accuracy_own_classes=float(np.mean([score.own_classes for score in scores])) if scores else None,
         global_network=setup.global_network,
         options=setup.describe(),
     )

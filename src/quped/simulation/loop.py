@@ -86,5 +86,13 @@ def evaluate(setup: Setup, engine: Engine, shared: Any, clock: Clock, loss: floa
     """Evaluate every client's deployed model on its own test samples."""
     scores = engine.evaluate(shared)
     by_name = {setup.clients[i].name: score for i, score in scores.items()}
-    accuracy = {name: by_name[name] for name in setup.names if name in by_name}
-    return Evaluation(clock.round, clock.epoch, clock.phase.value, loss, accuracy, timer())
+    ordered = {name: by_name[name] for name in setup.names if name in by_name}
+    return Evaluation(
+        round=clock.round,
+        epoch=clock.epoch,
+        phase=clock.phase.value,
+        loss=loss,
+        accuracy={name: score.accuracy for name, score in ordered.items()},
+        accuracy_own_classes={name: score.own_classes for name, score in ordered.items()},
+        seconds=timer(),
+    )

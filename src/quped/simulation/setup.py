@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quped._rng import torch_seeded
-from quped.algorithms import AnyAlgorithm, ClientSpec, QuPeD
+from quped.algorithms import AnyAlgorithm, ClientSpec, FedAvgFT, QuPeD
 from quped.data import Samples
 from quped.errors import BadUpdateError, check
 from quped.models import FunctionalNetwork
@@ -70,6 +70,8 @@ class Setup:
         schedule = Schedule.of(options, [len(client.train) for client in clients], quantizes=quantizes)
         if isinstance(algorithm, QuPeD):
             check_warmup(algorithm.warmup_epochs, schedule)
+        if isinstance(algorithm, FedAvgFT):
+            warn_of_no_round_alone(algorithm, schedule)
         specs = {client.spec.group: replace(client.spec, sgd=options.sgd) for client in clients}
 
         def batch_size(client: SimClient) -> int:
@@ -120,3 +122,14 @@ def check_warmup(epochs: float, schedule: Schedule) -> None:
     training = math.ceil((schedule.epochs - schedule.finetune_epochs) * schedule.stretch)
     rule = f"at most {training}, the epochs before fine-tuning"
     check(epochs <= training, "warmup_epochs", rule, epochs)
+
+
+def warn_of_no_round_alone(algorithm: FedAvgFT, schedule: Schedule) -> None:
+    """Warn of a run that ends before its clients are alone."""
+    last = schedule.clock(schedule.rounds - 1)
+    if algorithm.is_common(last):
+        warnings.warn(
+            f"FedAvgFT has no round alone in this run, so it is FedAvg: lower its warmup_epochs, "
+            f"{algorithm.warmup_epochs:g}, to {last.t:g} at most.",
+            stacklevel=5,  # whoever calls fit()
+        )

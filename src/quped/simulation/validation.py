@@ -170,7 +170,10 @@ def check_method(
 def alternatives(bits: Mapping[str, Mapping[str, int]]) -> str:
     """Return a sentence that names methods which can train such clients."""
     if any(bits.values()):
-        return "QuPeD and Local train quantized clients with different networks; QuPeL quantized clients with one."
+        return (
+            "QuPeD and Local train quantized clients with different networks; QuPeL and FedAvgFT quantized clients "
+            "with one."
+        )
     return "QuPeD, FML and Local train clients with different networks."
 
 
@@ -224,6 +227,7 @@ def check_client(
             init_centers=client.init_centers,
             per_channel=client.per_channel,
             has_global_network=distinction(network, shared) is None,
+            head=network.head,
             group=len(groups),
         )
         if bits:

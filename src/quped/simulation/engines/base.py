@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from quped import _tree
+from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.errors import RunError
 from quped.typing import Clock
@@ -22,8 +23,8 @@ class Engine(Protocol):
         """Return the model that a client uses now."""
         ...
 
-    def evaluate(self, shared: Any) -> dict[int, float]:
-        """Return the accuracy of each client's deployed model on its own test samples, if it has some."""
+    def evaluate(self, shared: Any) -> dict[int, Score]:
+        """Evaluate each client's deployed model on its own test samples, if it has some."""
         ...
 
     def states(self) -> dict[int, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.errors import BadUpdateError
 from quped.simulation.client_round import evaluate_client, initial_personal, one_thread, run_client
@@ -45,8 +46,8 @@ class InlineEngine:
         spec = self._setup.clients[client].spec
         return self._setup.algorithm.deploy(spec, shared, self.personal(shared, client))
 
-    def evaluate(self, shared: Any) -> dict[int, float]:
-        """Return the accuracy of each client's deployed model on its own test samples, if it has some."""
+    def evaluate(self, shared: Any) -> dict[int, Score]:
+        """Evaluate each client's deployed model on its own test samples, if it has some."""
         with one_thread():
             return {
                 i: evaluate_client(self._setup, client, client.test, shared, self.personal(shared, i))

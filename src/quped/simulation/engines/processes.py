@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from quped import _tree
+from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.data import Samples
 from quped.errors import BadUpdateError, QupedError, RunError, check
@@ -76,8 +77,8 @@ class Board:
             return initial_personal(self.setup, self.setup.clients[client], shared)
         return self.rows(client).read(row)
 
-    def do(self, job: Job) -> float:
-        """Do a job. Runs in a worker."""
+    def do(self, job: Job) -> float | Score:
+        """Do a job; return the loss of a round, or the score of an evaluation. Runs in a worker."""
         client = self.setup.clients[job.client]
         shared = self.shared.read(0)
         state = self.state(shared, job.client, job.source)
@@ -170,8 +171,8 @@ class ProcessEngine:
         self._in_use |= {job.client: job.target for job, _ in done}
         return average(((self._board.payloads.read(job.position), loss) for job, loss in done), clock)
 
-    def evaluate(self, shared: Any) -> dict[int, float]:
-        """Return the accuracy of each client's deployed model on its own test samples, if it has some."""
+    def evaluate(self, shared: Any) -> dict[int, Score]:
+        """Evaluate each client's deployed model on its own test samples, if it has some."""
         self._board.shared.write(0, shared)
         tested = [i for i, client in enumerate(self._board.setup.clients) if client.test is not None]
         return dict(zip(tested, self._all([self._job(client, None, 0) for client in tested]), strict=True))

@@ -11,6 +11,7 @@ import torch
 from torch.func import vmap
 
 from quped import _tree
+from quped._evaluate import Score
 from quped._rng import torch_seeded
 from quped._vmap import entering_vmap
 from quped.algorithms import Deployed
@@ -80,8 +81,8 @@ class VmapEngine:
         """Return the model that a client uses now."""
         return self._inline.deploy(shared, client)
 
-    def evaluate(self, shared: Any) -> dict[int, float]:
-        """Return the accuracy of each client's deployed model on its own test samples, if it has some."""
+    def evaluate(self, shared: Any) -> dict[int, Score]:
+        """Evaluate each client's deployed model on its own test samples, if it has some."""
         return self._inline.evaluate(shared)
 
     def states(self) -> dict[int, Any]:
