@@ -1,7 +1,8 @@
 """What comes out of a federation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,12 @@ class FitResult:
     seconds: float
     curve: list[Evaluation] = field(repr=False)
     """One point per evaluation. The last one, after the last round, is the result."""
-    clients: list[ClientResult]
+    describe: Callable[[str], ClientResult] = field(repr=False)
+    """Returns what came out for a client: see `clients`."""
     models: Mapping[str, Deployed] = field(repr=False)
     """Each client's deployed tensors, with the codebooks of the quantized ones."""
     files: Mapping[str, bytes] = field(repr=False)
-    """Each client's model as its packed file."""
+    """Each client's model as its packed file, which is made when it is asked for."""
     networks: Mapping[str, FunctionalNetwork] = field(repr=False)
     samples: Mapping[str, Samples] = field(repr=False)
     """Each client's test samples, or its training samples if it has no others: exports are verified on them."""
@@ -96,6 +98,11 @@ class FitResult:
     options: dict[str, Any] = field(repr=False)
     """The method's `hyperparameters`, and the `training`: the options, and what follows from them.
     A `batch_size` of None: clients have their own."""
+
+    @cached_property
+    def clients(self) -> list[ClientResult]:
+        """What came out for each client; measured when it is first asked for."""
+        return [self.describe(name) for name in self.models]
 
     @property
     def accuracy(self) -> dict[str, float]:

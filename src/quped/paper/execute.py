@@ -10,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from quped._evaluate import over_clients
 from quped.errors import QupedError
 from quped.experiments.run import Population
 from quped.experiments.train import Epoch, Recipe, train
@@ -83,22 +84,24 @@ def execute(
 def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers: Sequence[Observer]) -> Record:
     """Run a federation; return what its record keeps."""
     (method,) = run.experiment.methods
-    federation = Population(run.experiment, run.seed).federation(method.algorithm)
+    setup = Population(run.experiment, run.seed).federation(method.algorithm).setup(method.training)
     result = fit(
-        federation.setup(method.training),
+        setup,
         workers=workers,
         checkpoints=RunRecord(scratch).checkpoints,
         checkpoint_every=100,
         callbacks=observers,
     )
     return {
-        "accuracy": result.to_dict()["accuracy"],
+        "accuracy": over_clients(result.accuracy),
+        "accuracy_own_classes": over_clients(result.accuracy_own_classes),
         "global_accuracy": result.global_accuracy,
+        "global_accuracy_own_classes": result.global_accuracy_own_classes,
         "curve": [{"epoch": point.epoch, "accuracy": point.mean, "loss": point.loss} for point in result.curve],
         "epochs": result.epochs,
         "rounds": result.rounds,
         "seconds": round(result.seconds, 3),
-        "samples": sum(client.samples for client in result.clients),
+        "samples": sum(len(client.train) for client in setup.clients),
     }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from quped import _tree
+from quped._computed import Computed
 from quped._rng import LOCK
 from quped.algorithms import Global
 from quped.errors import InvalidValueError, check, check_whole
@@ -116,8 +117,10 @@ def collect(
     w = shared.w if isinstance(shared, Global) else None
     scores = [] if w is None else evaluate_global(setup, w)
     accuracy = curve[-1].accuracy
-    packed = {name: packed_model(setup, clients[name], models[name], accuracy.get(name)) for name in setup.names}
-    files = {name: to_bytes(model) for name, model in packed.items()}
+
+    def pack(name: str) -> PackedModel:
+        return packed_model(setup, clients[name], models[name], accuracy.get(name))
+
     return FitResult(
         algorithm=setup.algorithm.name,
         seed=setup.seed,
@@ -125,9 +128,9 @@ def collect(
         rounds=rounds,
         seconds=seconds,
         curve=curve,
-        clients=[describe(clients[name], packed[name], len(files[name]), accuracy.get(name)) for name in setup.names],
+        describe=lambda name: describe(clients[name], pack(name), accuracy.get(name)),
         models={name: models[name] for name in setup.names},
-        files=files,
+        files=Computed(setup.names, lambda name: to_bytes(pack(name))),
         networks={name: clients[name].network for name in setup.names},
         samples={name: clients[name].test or clients[name].train for name in setup.names},
         global_model=w,
@@ -138,7 +141,7 @@ def collect(
     )
 
 
-def describe(client: SimClient, model: PackedModel, bytes_file: int, accuracy: float | None) -> ClientResult:
+def describe(client: SimClient, model: PackedModel, accuracy: float | None) -> ClientResult:
     """Return what came out for one client."""
     params = (*client.network.initial.params.values(), *client.network.frozen.values())
     return ClientResult(
@@ -148,7 +151,7 @@ def describe(client: SimClient, model: PackedModel, bytes_file: int, accuracy: f
         samples=len(client.train),
         accuracy=accuracy,
         parameters=sum(value.numel() for value in params),
-        bytes_file=bytes_file,
+        bytes_file=len(to_bytes(model)),
         bytes_packed=model.floor,
         bytes_float32=model.float_bytes,
     )
