@@ -132,8 +132,12 @@ def show(console: Console, results: list[Result], folder: Path) -> None:
     if len(results) > 1:
         console.print(comparison_table(results, console.width))
         console.print(verdict(results))
+    path, client = shlex.quote(str(folder)), shlex.quote(results[0]["clients"][0]["name"])
     console.print(f"Models: {escape(str(folder / MODELS))}", soft_wrap=True)
     console.print(f"Record: {escape(str(folder))}", soft_wrap=True)
+    console.print("Next:", soft_wrap=True)
+    console.print(f"  quped inspect {escape(path)}/{MODELS}/{escape(client)}.quped", soft_wrap=True)
+    console.print(f"  quped export {escape(path)} --client {escape(client)} --format html", soft_wrap=True)
 
 
 app = single_command(run_command)
