@@ -20,7 +20,7 @@ LAYERS = (
     {"client", "result"},
     {"simulation"},
     {"progress", "federation"},
-    {"testing", "_bench", "report"},
+    {"testing", "_bench", "_bench_files", "report"},
     {"experiments"},
     {"paper"},
     {"cli"},

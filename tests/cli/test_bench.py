@@ -1,8 +1,10 @@
 """The benchmark measures, and its numbers fit together."""
 
+import pytest
 import torch
 
 from quped._bench import Load, measure, plain_cnn1, plain_round, sgemm_peak, step_flops
+from quped._bench_files import measure_files
 from quped.models import cnn1
 
 SMALL = Load(clients=3, steps=2, batch_size=5, samples=10)
@@ -51,3 +53,13 @@ def test_operations_are_counted() -> None:
     forward = 2 * (28 * 28 * 6 * 75 + 10 * 10 * 16 * 150 + 400 * 120 + 120 * 84 + 84 * 10)
     flops = step_flops(Load(batch_size=1))
     assert 2 * forward < flops < 3 * forward
+
+
+@pytest.mark.parametrize(
+    ("network", "most"), [("cnn1", 1.03), ("mlp", 1.03), pytest.param("resnet20", 1.0, marks=pytest.mark.slow)]
+)
+def test_files_are_as_small_as_their_information(network: str, most: float) -> None:
+    sizes = measure_files([network])
+    assert len(sizes) == 4
+    for name, case in sizes.items():
+        assert case["file"] <= most * case["floor"] < case["float32"], name

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers.mutations import mutated
 from helpers.quantized_nets import Everything, quantize_at_random, same_bits
 
 from quped.errors import ModelFileError, QupedError
@@ -36,25 +37,6 @@ def joined(header: dict[str, Any] | str, data: bytes) -> bytes:
     """Return the file of a header and data."""
     text = (header if isinstance(header, str) else json.dumps(header)).encode("utf-8", "surrogatepass")
     return gzip.compress(struct.pack("<Q", len(text)) + text + data)
-
-
-def mutated(raw: bytes, rng: random.Random) -> bytes:
-    """Flip, cut, insert, repeat or swap something."""
-    data, at = bytearray(raw), rng.randrange(len(raw))
-    match rng.randrange(6):
-        case 0:
-            data[at] ^= 1 << rng.randrange(8)
-        case 1:
-            data[at] = rng.randrange(256)
-        case 2:
-            del data[at:]
-        case 3:
-            del data[at : at + rng.randrange(1, 20)]
-        case 4:
-            data[at:at] = rng.randbytes(rng.randrange(1, 20))
-        case _:
-            data[at:at] = data[at : at + rng.randrange(1, 200)]
-    return bytes(data)
 
 
 def test_a_damaged_file_is_refused_or_read_correctly() -> None:

@@ -1,4 +1,4 @@
-"""`quped bench`: how fast this machine is."""
+"""`quped bench`: how fast this machine is, and how large files are."""
 
 import json
 from typing import Annotated
@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from quped._bench import Load, measure
+from quped._bench_files import measure_files
 
-app = typer.Typer(help="Measure how fast this machine is.", no_args_is_help=True)
+app = typer.Typer(help="Measure how fast this machine is, and how large files are.", no_args_is_help=True)
 
 MEANING = {
     "plain_1thread": "plain PyTorch loop, 1 thread",
@@ -22,7 +23,7 @@ MEANING = {
 
 @app.callback()
 def options() -> None:
-    """Measure how fast this machine is."""
+    """Measure how fast this machine is, and how large files are."""
 
 
 @app.command()
@@ -56,3 +57,19 @@ def engine(
         f"Evaluation takes {numbers['evaluation_share']:.1%} of the former."
         + (f" Memory of a worker: {memory:,} MB at most." if memory else "")
     )
+
+
+@app.command()
+def files(as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False) -> None:
+    """Compare packed files with the information in them and with float32: three networks at 1 and 2 bits."""
+    sizes = measure_files()
+    if as_json:
+        print(json.dumps(sizes, indent=2))
+        return
+    table = Table("", title="bytes", title_justify="left")
+    for name in ("file", "floor", "file / floor", "float32", "float32 / file"):
+        table.add_column(name, justify="right")
+    for name, case in sizes.items():
+        file, floor, full = case["file"], case["floor"], case["float32"]
+        table.add_row(name, f"{file:,}", f"{floor:,}", f"{file / floor:.3f}", f"{full:,}", f"{full / file:.1f}")
+    Console(highlight=False).print(table)

@@ -15,7 +15,7 @@ from quped.simulation.budget import Plan, parse_bytes, plan_bits
 from quped.simulation.files import file_info
 from quped.simulation.setup import SimClient
 
-SMALL_FILE = 4_000
+SMALL_FILE = 5_000
 """Bytes, below which it does not matter what is quantized."""
 BITS = (*range(1, MAX_BITS + 1), FULL_PRECISION)
 
