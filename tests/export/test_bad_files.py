@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from helpers.mutations import mutated
 from helpers.quantized_nets import Everything, quantize_at_random, same_bits
 
 from quped.errors import ModelFileError, QupedError
-from quped.export import PackedModel, from_bytes, to_bytes
+from quped.export import PackedModel, from_bytes, read, to_bytes
 
 MUTATIONS = 300
 
@@ -184,6 +185,20 @@ def test_data_that_lie(name: str) -> None:
 def test_files_that_are_not_whole(raw: bytes, reason: str) -> None:
     with pytest.raises(ModelFileError, match=f"it cannot be read: .*{reason}"):
         from_bytes(raw, "it")
+
+
+def test_a_large_file_is_refused_by_its_beginning(tmp_path: Path) -> None:
+    """A gigabyte that is no model takes no memory."""
+    with (tmp_path / "a.quped").open("wb") as file:
+        file.write(b"no model")
+        file.truncate(10**9)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFileError, match=r"a\.quped cannot be read"):
+            read(tmp_path / "a.quped")
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
 
 
 def bomb(header: dict[str, Any], size: int) -> bytes:

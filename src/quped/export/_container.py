@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ MAGIC = b"\x1f\x8b"
 MOST_HEADER = 4_000_000
 """Bytes of a header: enough for 30,000 tensors."""
 MOST_DIMENSIONS = 64
+CHUNK = 65_536
+"""Bytes that are read at once."""
 STORED, STORED_BLOCK = 5, 16_383
 """Data that cannot be compressed are stored as they are, in blocks of at least so many bytes with 5 more for each."""
 MOST_MEMORY, MOST_GROWTH = 64_000_000, 256
@@ -109,10 +111,10 @@ def compress(sections: list[bytes]) -> bytes:
 class Reader:
     """A file of which the header is read and checked, and then, if it is wanted, the tensors."""
 
-    def __init__(self, raw: bytes) -> None:
-        self.limit = MOST_MEMORY + MOST_GROWTH * len(raw)
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.limit = MOST_MEMORY + MOST_GROWTH * size
         """Bytes that this file may take in memory."""
-        self._stream = Stream(raw)
+        self._stream = Stream(file)
         (length,) = struct.unpack("<Q", self._stream.take(8))
         if length > MOST_HEADER:
             raise UnreadableError(f"its header has {length:,} bytes, of at most {MOST_HEADER:,}")
@@ -191,34 +193,41 @@ def strict_json(text: bytes) -> Any:
 
 
 class Stream:
-    """The bytes of a file, decompressed as far as they are asked for."""
+    """The bytes of a file, read and decompressed as far as they are asked for."""
 
-    def __init__(self, raw: bytes) -> None:
-        self._rest = raw
-        self._gzip = zlib.decompressobj(31) if raw.startswith(MAGIC) else None
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        compressed = file.read(len(MAGIC)) == MAGIC
+        file.seek(0)
+        self._gzip = zlib.decompressobj(31) if compressed else None
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
-        part = self._next(count) if count else b""
-        if len(part) < count:
+        parts = []
+        while count and (part := self._next(count)):
+            parts.append(part)
+            count -= len(part)
+        if count:
             raise UnreadableError("it is cut off")
-        return part
+        return b"".join(parts)
 
     def finish(self) -> None:
         """Raise unless all has been read, and the checksum of a gzip stream is right."""
-        more = self._next(1)
-        if more or (self._gzip is not None and self._gzip.unused_data):
+        if self._next(1) or (self._gzip is not None and self._gzip.unused_data) or self._file.read(1):
             raise UnreadableError("it does not end with its last tensor")
         if self._gzip is not None and not self._gzip.eof:
             raise UnreadableError("it is cut off")
 
     def _next(self, most: int) -> bytes:
+        """Return some of the next bytes, none at the end."""
         if self._gzip is None:
-            part, self._rest = self._rest[:most], self._rest[most:]
-            return part
+            return self._file.read(min(most, CHUNK))
         try:
-            part = self._gzip.decompress(self._rest, most)
+            while not self._gzip.eof:
+                held = self._gzip.unconsumed_tail or self._file.read(CHUNK)
+                part = self._gzip.decompress(held, most)
+                if part or not held:
+                    return part
         except zlib.error as error:
             raise UnreadableError(f"it cannot be decompressed ({error})") from None
-        self._rest = self._gzip.unconsumed_tail
-        return part
+        return b""

@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, BinaryIO, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,6 @@ KEY = "quped"
 VERSION = 1
 CENTERS = ".centers"
 """Added to the name of a quantized tensor, it is the name of the centers."""
-MOST_BYTES = 2**30
-"""Of a file."""
 MOST_WORDS = 10_000
 """Letters of the description of a network."""
 
@@ -224,21 +223,24 @@ def most_file_bytes(module: nn.Module, bits: Mapping[str, int], per_channel: boo
 
 def halved(tensors: Params) -> Params:
     """Return tensors with float32 as float16."""
-    halves = {name: tensor.half() if tensor.dtype == torch.float32 else tensor for name, tensor in tensors.items()}
-    for name, tensor in tensors.items():
-        if tensor.dtype == torch.float16:
-            raise ModelFileError(f"float16=True is for networks in float32, and '{name}' is float16 already.")
-        if not torch.equal(halves[name].isfinite(), tensor.isfinite()):
+    if already := [name for name, tensor in tensors.items() if tensor.dtype == torch.float16]:
+        raise ModelFileError(f"float16=True is for networks in float32, and '{already[0]}' is float16 already.")
+    halves = {name: tensor.half() for name, tensor in tensors.items() if tensor.dtype == torch.float32}
+    for name, half in halves.items():
+        if not torch.equal(half.isfinite(), tensors[name].isfinite()):
             raise ModelFileError(f"The numbers of '{name}' are too large for float16: leave out float16=True.")
-    return halves
+    return {**tensors, **halves}
 
 
 def from_bytes(raw: bytes, name: str) -> PackedModel:
     """Return the model of a file; `name` is how errors call it."""
+    return from_file(BytesIO(raw), len(raw), name)
+
+
+def from_file(file: BinaryIO, size: int, name: str) -> PackedModel:
+    """Return the model of an open file with so many bytes."""
     try:
-        if len(raw) > MOST_BYTES:
-            raise UnreadableError(f"it has more than {MOST_BYTES:,} bytes")
-        return decoded(Reader(raw))
+        return decoded(Reader(file, size))
     except UnreadableError as error:
         raise ModelFileError(f"{name} cannot be read: {error}") from error
 
@@ -307,10 +309,9 @@ def read(path: Path | str) -> PackedModel:
     """Return the model of a file."""
     try:
         with Path(path).open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
+            return from_file(file, Path(path).stat().st_size, str(path))
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}.") from error
-    return from_bytes(raw, str(path))
 
 
 def save(
