@@ -323,6 +323,7 @@ def test_a_cache_that_cannot_be_written(
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_kernels_do_not_touch_memory_outside(tmp_path: Path) -> None:
     """Compiled with the address sanitizer, forward and backward passes run clean."""
@@ -369,6 +370,7 @@ int main() {
         subprocess.run([tmp_path / "main"], check=True, capture_output=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh")
 def test_a_round_of_quped_is_the_same_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs on digits at 2 bits: the deployed weights agree to a few digits."""

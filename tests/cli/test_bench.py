@@ -10,6 +10,7 @@ from quped.models import cnn1
 SMALL = Load(clients=3, steps=2, batch_size=5, samples=10)
 
 
+@pytest.mark.slow
 def test_the_numbers_fit_together() -> None:
     """Ratios are those of the rates; every rate is there."""
     numbers = measure(SMALL, turns=2, workers=2)

@@ -140,7 +140,7 @@ MISTAKES = [
     (["clients[0].model=cnn7"], ["clients[0].model: must be one of 'cnn1', 'cnn2'", "cnn7"]),
     (["training.epoch=3"], ["training.epoch:", "Did you mean 'epochs'?"]),
     (["algorithm.name=fedavg", "algorithm.tau=2"], ["fedavg has no hyperparameter 'tau'. There are none."]),
-    (["data.partition=classes=11"], ["number of classes per client must be between 1 and 10, got 11"]),
+    (["data.partition=classes=11"], ["number of classes per client must be a whole number from 1 to 10, got 11"]),
     (["data.partition=class=3"], ["data.partition", "classes=N, dirichlet=ALPHA, writers=N or iid", "'class=3'"]),
     (["data.partition=writers=3"], ["writers of 'digits' are not known"]),
     (["clients[0].model=text"], ["text takes texts"]),

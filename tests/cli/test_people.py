@@ -48,6 +48,7 @@ def test_numbers_in_quotes_are_refused(experiment: Path, tmp_path: Path) -> None
     fails(quped("run", experiment, cwd=tmp_path), "clients[0].bits", "integer", "'2'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_tables_fit_into_the_terminal(width: int, experiment: Path, tmp_path: Path) -> None:
     done = quped("run", experiment, "--out", "out", "--json", cwd=tmp_path)

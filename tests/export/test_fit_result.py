@@ -86,6 +86,7 @@ def test_clients_that_cannot_be_saved(fit: FitResult, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_clients_are_exported_for_devices(fit: FitResult, tmp_path: Path) -> None:
     assert "run on 64 inputs" in fit.export_c("ours", str(tmp_path / "ours.c"))
     assert "run on 64 inputs" in fit.export_html("ours", tmp_path / "ours.html", ["yes", "no", "maybe"])

@@ -39,6 +39,7 @@ def fit(algorithm: AnyAlgorithm, members: list[Client], workers: int | None) -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(algorithms()))
 def test_inline_and_processes_agree_bit_for_bit(name: str) -> None:
     """For every algorithm, with 1, 2 and 3 workers."""

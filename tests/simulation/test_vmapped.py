@@ -77,6 +77,7 @@ def assert_close(a: FitResult, b: FitResult) -> None:
     assert [e.loss for e in a.curve] == pytest.approx([e.loss for e in b.curve], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(algorithms()))
 def test_vmapped_and_inline_agree(name: str, stacks: list[int]) -> None:
     """For every algorithm, in groups with different networks and bit-widths, some of them a single client."""
@@ -86,6 +87,7 @@ def test_vmapped_and_inline_agree(name: str, stacks: list[int]) -> None:
     assert len(stacks) >= 7, "at least one stack in each round"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Most of the file is not quantized")
 @pytest.mark.parametrize("bits", [1, 2, 5, 32])
 def test_networks_with_kernels_of_their_own(bits: int, stacks: list[int]) -> None:
@@ -144,6 +146,7 @@ def test_dropout_differs_between_clients_and_not_between_runs() -> None:
     assert not torch.allclose(one, other, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_interrupted_runs_go_on(tmp_path: Path) -> None:
     """From a checkpoint of this engine, with it and with another."""
     members = clients(QuPeD(), 9)
