@@ -1,24 +1,61 @@
 """Files that are complete or absent, and locks between processes."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+DRAFT = re.compile(r"\..+\.(\d+)\.draft")
+"""The name of a draft: that of its file, and the process that writes it."""
+
 
 def write_bytes(path: Path, content: bytes, scratch: Path | None = None) -> None:
     """Write a draft in the folder `scratch`, by default beside the file, and move it into place when it is complete."""
-    draft = (scratch or path.parent) / f".{path.name}.{os.getpid()}"
+    draft = (scratch or path.parent) / f".{path.name}.{os.getpid()}.draft"
     try:
-        with draft.open("wb") as file:
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as file:  # a new file: a link of this name leads nowhere
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk, where the system can: a file that was moved there then stays."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove the drafts, in a folder and below, of processes that were killed while they wrote."""
+    for draft in folder.rglob(".*.draft"):
+        named = DRAFT.fullmatch(draft.name)
+        if named and not is_running(int(named[1])):
+            draft.unlink(missing_ok=True)
+
+
+def is_running(process: int) -> bool:
+    """Say whether another process with this number is running."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import nn
 from quped import load
 from quped.cli._shared import notes
 from quped.errors import InterruptedRunError
+from quped.records import RunRecord
 
 
 @pytest.fixture
@@ -264,8 +265,8 @@ def test_other_runs_below_are_left_alone(experiment: Path, tmp_path: Path) -> No
     ("name", "content", "words"),
     [
         ("config.json", "5", "config.json is damaged, or no part of a record"),
-        ("config.json", '{"preset": "x"}', "holds no run of `quped run`"),
-        ("config.json", '{"preset": "x", "seed": 0, "config": 5}', "holds no run of `quped run`"),
+        ("config.json", '{"preset": "x", "seed": 0, "config": 5}', "config.json is damaged, or no part of a record"),
+        ("config.json", "[" * 50_000, "config.json cannot be read"),
         ("result.json", "[]", "result.json is damaged, or no part of a record"),
         ("result.json", "{}", "result.json is damaged, or no part of a record"),
     ],
@@ -321,6 +322,6 @@ def test_a_resumed_run_is_one_run(experiment: Path, tmp_path: Path) -> None:
         assert result["seed"] == 7
     assert result["config"]["algorithm"]["quantization"]["sharpness"] == "inf"
     (tmp_path / "out" / "result.json").unlink()
-    told = json.loads((tmp_path / "out" / "local" / "config.json").read_text())
-    (tmp_path / "out" / "local" / "config.json").write_text(json.dumps(told | {"seed": 1}))
+    local = RunRecord(tmp_path / "out" / "local")
+    local.config(local.read_config() | {"seed": 1})
     fails(quped("run", "--resume", "out", cwd=tmp_path), "holds another run", "cannot be continued")

@@ -23,7 +23,7 @@ from quped.experiments.train import METHODS, Epoch, Recipe, halves, train
 from quped.export import read
 from quped.models import mlp
 from quped.optim import BinaryRelax, Closure, QuantizedOptimizer
-from quped.records import CHECKPOINTS, RunRecord, exclusive
+from quped.records import RunRecord, exclusive
 from quped.report.plots.weights import draw
 
 SMALL = Recipe("mlp", epochs=4, finetune_epochs=1, batch_size=64, lam=1e-4)
@@ -187,7 +187,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("other").exists()
     monkeypatch.setattr("quped.records.files.PATIENCE", 0.1)
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
-    with exclusive(Path("run") / CHECKPOINTS), pytest.raises(QupedError, match="in use by another process"):
+    with exclusive(Path("run")), pytest.raises(QupedError, match="in use by another process"):
         quped("train", "mlp", *options, "--seed", "1", "--overwrite")
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 

@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from contextlib import nullcontext
+import subprocess
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from quped.errors import RunError
-from quped.records import Checkpoints, RunRecord, exclusive, holds_run, versions, write_json
+from quped.records import Checkpoints, RunRecord, exclusive, has_failed, holds_run, read_json, versions, write_json
 
 
 def test_a_record_has_config_curves_and_result(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_an_existing_run_is_refused_unless_told(tmp_path: Path) -> None:
     assert holds_run(tmp_path)
     with pytest.raises(RunError, match="already holds a run"):
         RunRecord.create(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 1}
+    assert RunRecord(tmp_path).read_config() == {"seed": 1}
     (tmp_path / "notes.txt").write_text("mine")
     RunRecord.create(tmp_path, overwrite=True)
     assert not holds_run(tmp_path)
@@ -57,7 +58,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="No space left on device"):
         write_json(tmp_path / "result.json", {"new": True})
-    assert json.loads((tmp_path / "result.json").read_text()) == {"old": True}
+    assert read_json(tmp_path / "result.json") == {"old": True}
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
@@ -91,22 +92,31 @@ def test_a_point_that_was_written_in_part_is_an_error(tmp_path: Path, monkeypatc
 def test_numbers_that_json_has_not_are_words(tmp_path: Path) -> None:
     """Infinity and NaN, at any depth."""
     write_json(tmp_path / "a.json", {"p": [math.inf, {"q": math.nan}], "r": 1.5})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"p": ["inf", {"q": "nan"}], "r": 1.5}
+    assert read_json(tmp_path / "a.json", sealed=True) == {"p": ["inf", {"q": "nan"}], "r": 1.5}
 
 
 def test_rewinding_drops_later_points(tmp_path: Path) -> None:
-    """A run that goes on after two rounds writes the points of later ones again."""
+    """A run that continues after two rounds writes the points of later ones again."""
     record = RunRecord.create(tmp_path)
-    record.rewind(0)
+    record.rewind([])
     for i in range(5):
         record.point({"round": i})
     with (tmp_path / "curves.jsonl").open("a") as file:
-        file.write('\x00\x00\n{"a": 1}\n[]\n')  # as a power failure leaves it
-        file.write('{"round": 1')  # cut off, as by a full disk
-    record.rewind(2)
+        file.write('{"round": 5')  # cut off, as by a full disk
+    record.rewind([{"round": 0}, {"round": 1}])
     record.point({"round": 2})
     lines = (tmp_path / "curves.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("content", ['{"round": 7}\n{"round": 1}\n', "\0" * 26, '{"round": 0}\n', ""])
+def test_damaged_curves_are_written_again(content: str, tmp_path: Path) -> None:
+    """From the checkpoint, which has all of them, with a note."""
+    record = RunRecord.create(tmp_path)
+    (tmp_path / "curves.jsonl").write_text(content)
+    with pytest.warns(UserWarning, match=r"curves.jsonl is damaged: .* again from the checkpoint"):
+        record.rewind([{"round": 0}, {"round": 1}])
+    assert (tmp_path / "curves.jsonl").read_text() == '{"round": 0}\n{"round": 1}\n'
 
 
 def test_checkpoints_keep_the_last_two(tmp_path: Path) -> None:
@@ -188,7 +198,7 @@ def test_a_users_own_files_are_not_taken_for_a_runs(name: str, tmp_path: Path) -
     assert (tmp_path / name).read_text() == "precious"
 
 
-@pytest.mark.parametrize("content", ["[]", "5", '{"a": 1}'])
+@pytest.mark.parametrize("content", ["[]", "5", '{"a": 1}', '{"accuracy": 1}', '{"accuracy": 1, "sha256": "0"}'])
 def test_a_file_of_something_else_is_no_record(content: str, tmp_path: Path) -> None:
     """It is JSON, but not what a record has."""
     (tmp_path / "result.json").write_text(content)
@@ -244,3 +254,92 @@ def test_a_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
         assert latest is not None
         assert latest[1]["round"] == 0
         assert bool((latest[0]["a"] == 0).all())
+
+
+def test_a_flipped_bit_in_a_json_file_is_noticed(tmp_path: Path) -> None:
+    """Wherever it is: in a number, a key or the digest. Only between them it does not matter."""
+    values = {"seed": 3, "lr": 0.1, "nested": {"curve": [1.5, "nan", None]}}
+    record = RunRecord.create(tmp_path)
+    record.config(values)
+    file = tmp_path / "config.json"
+    content = file.read_bytes()
+    for position in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[position // 8] ^= 1 << position % 8
+        file.write_bytes(damaged)
+        with suppress(RunError):
+            assert record.read_config() == values
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' * 100_000, f'{{"a": {"9" * 5000}}}', "\ud800"])
+def test_json_that_python_cannot_read_is_an_error_with_a_remedy(content: str, tmp_path: Path) -> None:
+    """Deep nesting, absurd numbers, bytes that are no text."""
+    (tmp_path / "result.json").write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(RunError, match=r"result.json cannot be read: .*repeat the run"):
+        read_json(tmp_path / "result.json")
+
+
+def test_files_of_older_versions_have_no_digest(tmp_path: Path) -> None:
+    """They can be read, but no run is continued from them."""
+    (tmp_path / "config.json").write_text('{"seed": 1}')
+    assert read_json(tmp_path / "config.json") == {"seed": 1}
+    with pytest.raises(RunError, match="is damaged"):
+        RunRecord(tmp_path).read_config()
+
+
+@pytest.mark.parametrize("name", ["models", "checkpoints", "curves.jsonl", "config.json"])
+def test_nothing_is_written_through_a_link_in_a_record(name: str, tmp_path: Path) -> None:
+    """A record that somebody else made may have links to the user's own files."""
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine.mkdir()
+    run.mkdir()
+    (mine / "a.safetensors").write_text("precious")
+    write_json(run / "config.json", {"seed": 1})
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(mine)
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match=f"{name} is a symbolic link.*remove the link"):
+            RunRecord.create(run, overwrite=overwrite)
+    with pytest.raises(RunError, match=f"{name} is a symbolic link"):
+        RunRecord(run)
+    assert (mine / "a.safetensors").read_text() == "precious"
+
+
+def test_a_draft_is_a_new_file(tmp_path: Path) -> None:
+    """Not one that a link of its name leads to."""
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / f".a.json.{os.getpid()}.draft").symlink_to(tmp_path / "mine")
+    write_json(tmp_path / "a.json", {"seed": 1})
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "mine"}
+
+
+def test_drafts_of_killed_processes_are_removed_when_a_folder_is_used_next(tmp_path: Path) -> None:
+    """Also in the folders below; those of running processes, and other files, stay."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (tmp_path / "models").mkdir()
+    gone = [tmp_path / f".config.json.{ended.pid}.draft", tmp_path / "models" / f".a.safetensors.{ended.pid}.draft"]
+    kept = [tmp_path / f".config.json.{os.getppid()}.draft", tmp_path / ".mine.draft"]
+    for file in (*gone, *kept):
+        file.write_text("half")
+    with exclusive(tmp_path):
+        assert not any(file.exists() for file in gone)
+        assert all(file.exists() for file in kept)
+
+
+def test_a_finished_run_never_counts_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if the process is killed when the result was just written: a failed run may be replaced."""
+    record = RunRecord.create(tmp_path)
+    record.config({"seed": 1})
+    record.fail("the disk was full")
+    assert has_failed(tmp_path)
+
+    def killed(_: Checkpoints) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "clear", killed)
+    with pytest.raises(KeyboardInterrupt):
+        record.result({"accuracy": 1})
+    assert record.finished() == {"accuracy": 1}
+    assert not has_failed(tmp_path)

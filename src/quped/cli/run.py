@@ -1,6 +1,5 @@
 """`quped run`: train a federation."""
 
-import json
 import shlex
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.experiments import Experiment, find, load, run_experiment, validate
 from quped.experiments.run import Result
 from quped.progress import progress_bars
-from quped.records import CONFIG, MODELS, RunRecord, read_json
+from quped.records import CONFIG, MODELS, RESULT, RunRecord
 from quped.report.terminal import client_table, comparison_table, verdict
 
 Preset = Annotated[
@@ -82,11 +81,11 @@ def run_command(
     console = make_console(quiet=quiet or as_json)
     if experiment.description:
         console.print(f"[bold]{escape(name)}[/]: {escape(experiment.description)}")
-    if resume is not None:
-        console.print(f"Resuming {escape(str(folder))}, {position(folder)}.", soft_wrap=True)
     again = f"quped run --resume {shlex.quote(str(folder))}"
     try:
         with notes(console), progress_bars(console) as follow:
+            if resume is not None:
+                console.print(f"Resuming {escape(str(folder))}, {position(folder)}.", soft_wrap=True)
             results = run_experiment(
                 experiment,
                 preset=name,
@@ -106,13 +105,13 @@ def run_command(
         raise
     show(console, results, folder)
     if as_json:
-        print(json.dumps(results[0], indent=2))
+        print((folder / RESULT).read_text(), end="")
 
 
 def recorded(folder: Path) -> tuple[str, int, Experiment]:
     """Return the preset, the seed and the experiment of the run in a folder."""
-    config = read_json(folder / CONFIG)
-    if not config.keys() >= {"preset", "seed", "config"} or not isinstance(config["config"], dict):
+    config = RunRecord(folder).read_config()
+    if not config.keys() >= {"preset", "seed", "config"}:
         raise RunError(f"{folder} holds no run of `quped run`: continue it with the command that began it.")
     return config["preset"], config["seed"], validate(config["config"], str(folder / CONFIG))
 

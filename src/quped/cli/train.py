@@ -1,6 +1,5 @@
 """`quped train`: one network, quantized while it is trained."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,15 +15,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from quped.cli._shared import make_console, single_command
+from quped.cli._shared import make_console, notes, single_command
 from quped.errors import InvalidValueError, RunError
 from quped.experiments.train import Epoch, Progress, Recipe, prepare, train
 from quped.models import NETWORKS
-from quped.records import CHECKPOINTS, CONFIG, RunRecord, exclusive, holds_run, read_json
+from quped.records import RESULT, RunRecord, exclusive, holds_run
 from quped.report.plots.weights import draw
 from quped.report.terminal import size
 
 DEFAULTS = Recipe()
+RESULT_KEYS = "accuracy", "bytes_packed", "bytes_float32", "curve", "images_per_second", "threads"
+"""Of a result that is printed."""
 HELP = {field.name: field.metadata["help"] for field in fields(Recipe)}
 
 Out = Annotated[
@@ -84,15 +85,16 @@ def train_command(
     else:
         recipe, folder = recorded_recipe(context, resume), resume
     console = make_console(quiet=as_json)
-    with exclusive(folder / CHECKPOINTS):
+    with notes(console), exclusive(folder):
         record = RunRecord(folder)
         if resume is None:
             record = RunRecord.create(folder, overwrite=overwrite)
             record.config({"recipe": asdict(recipe)})
-        result = record.finished("curve", "images_per_second", "threads") or train_with_bar(recipe, record, console)
+        result = record.finished(*RESULT_KEYS) or train_with_bar(recipe, record, console)
+        record.checkpoints.clear()  # also those that a kill left beside the result
     report(recipe, result, record, console)
     if as_json:
-        print(json.dumps(result, indent=2))
+        print((folder / RESULT).read_text(), end="")
 
 
 def recipe_of(params: dict[str, Any]) -> Recipe:
@@ -114,7 +116,7 @@ def recorded_recipe(context: typer.Context, folder: Path) -> Recipe:
     if others := given - {"resume", "threads", "as_json"}:
         raise InvalidValueError(f"--resume takes everything from the record: leave out {', '.join(sorted(others))}.")
     try:
-        return Recipe(**read_json(folder / CONFIG)["recipe"])
+        return Recipe(**RunRecord(folder).read_config()["recipe"])
     except (KeyError, TypeError) as error:
         raise RunError(f"{folder} holds no run of `quped train`: continue it by the command that began it.") from error
 

@@ -20,9 +20,10 @@ from quped.data.partition import Indices, Share, split
 from quped.errors import QupedError, RunError
 from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment, Group
 from quped.federation import Federation
-from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json
-from quped.result import FORMAT
+from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json, refuse_link
+from quped.result import FORMAT, Evaluation
 from quped.simulation import Observer, Round, Setup
+from quped.simulation.checkpoint import recorded_curve
 from quped.simulation.fit import fit
 
 VALIDATION_FRACTION = 0.2
@@ -73,6 +74,7 @@ def run_experiment(
                     record.fail(str(error))
                     records[0].fail(str(error))
                     raise
+            record.checkpoints.clear()  # also those that a kill left beside the result
             results.append(result)
         results[0]["comparison"] = [
             {**summary(result), "record": str(folder.relative_to(out))}
@@ -91,7 +93,7 @@ def run_method(
     observers: Sequence[Observer],
 ) -> Result:
     """Run one algorithm, from its last checkpoint on if there is one, and record it."""
-    record.rewind(record.checkpoints.rounds())
+    record.rewind([point_of(evaluation) for evaluation in recorded_curve(record.checkpoints)])
     trained = fit(
         setup,
         workers=workers,
@@ -115,7 +117,12 @@ class Recorder:
     def after_round(self, round_: Round) -> None:
         """Write the evaluation of a round, if it has one."""
         if round_.evaluation is not None:
-            self._record.point({**vars(round_.evaluation), "mean": round_.evaluation.mean})
+            self._record.point(point_of(round_.evaluation))
+
+
+def point_of(evaluation: Evaluation) -> dict[str, Any]:
+    """Return an evaluation as a point of the curves."""
+    return {**vars(evaluation), "mean": evaluation.mean}
 
 
 def claim(folders: list[Path], configs: list[Result], *, overwrite: bool, resume: bool) -> list[RunRecord]:
@@ -124,24 +131,37 @@ def claim(folders: list[Path], configs: list[Result], *, overwrite: bool, resume
     A run that is overwritten is removed at once, with the methods that it was compared with: nothing of an older run
     can be taken for this one's. A run that failed is overwritten without asking.
     """
+    for folder in (*folders[1:], *peers(folders[0])):
+        refuse_link(folder)
     if resume:
         records = []
         for folder, config in zip(folders, configs, strict=True):
-            if read_json(folder / CONFIG) != config:
+            record = RunRecord(folder)
+            if record.read_config() != config:
                 raise RunError(f"{folder} holds another run than {folders[0]} describes: it cannot be continued.")
-            records.append(RunRecord(folder))
+            records.append(record)
         return records
     failed = has_failed(folders[0])
+    # A process that was killed before it wrote the first configuration leaves those of the others.
+    begun = [] if holds_run(folders[0]) else [folder for folder in folders[1:] if is_only_begun(folder)]
     for folder in folders:
-        if holds_run(folder) and not overwrite and not failed:
+        if holds_run(folder) and folder not in begun and not overwrite and not failed:
             raise RunError(f"{folder} already holds a run: choose another directory, or pass --overwrite or --resume.")
     for peer in peers(folders[0]):
         RunRecord.create(peer, overwrite=True)
-    records = [RunRecord.create(folder, overwrite=overwrite or failed) for folder in folders]
+    records = [RunRecord.create(folder, overwrite=overwrite or failed or folder in begun) for folder in folders]
     # The first one last: `--resume` begins with it, and finds the others complete.
     for record, config in zip(records[::-1], configs[::-1], strict=True):
         record.config(config)
     return records
+
+
+def is_only_begun(folder: Path) -> bool:
+    """Say whether a folder holds the configuration of one of our runs, and nothing that the run computed."""
+    with suppress(RunError):
+        asked = read_json(folder / CONFIG, "preset", "seed", "config", sealed=True)
+        return asked["config"] != {} and [path.name for path in folder.iterdir()] == [CONFIG]
+    return False
 
 
 def peers(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from quped._rng import generator, torch_seeded
 from quped.data import Dataset, Samples
 from quped.data.datasets import DATASETS
 from quped.data.partition import Indices
-from quped.errors import InvalidValueError, NetworkError, check, check_whole, did_you_mean, number
+from quped.errors import InvalidValueError, NetworkError, RunError, check, check_whole, did_you_mean, number
 from quped.experiments.run import hold_out, subset
 from quped.export import SUFFIX, PackedModel, load, to_bytes
 from quped.models import NETWORKS, build
@@ -182,7 +182,7 @@ def train(recipe: Recipe, record: RunRecord, progress: Progress = lambda _: None
     """
     begun = record.checkpoints.rounds() > 0
     model, optimizer, samples, held = prepare(replace(recipe, warm_start=None) if begun else recipe)
-    curve = resume(record, model, optimizer)
+    curve = resume(recipe, record, model, optimizer)
     began = time.monotonic() - (curve[-1].seconds if curve else 0.0)
     for epoch in range(len(curve), recipe.epochs):
         loss = one_epoch(recipe, epoch, model, optimizer, samples, progress)
@@ -194,8 +194,8 @@ def train(recipe: Recipe, record: RunRecord, progress: Progress = lambda _: None
         seconds = round(time.monotonic() - began, 3)
         reach = curve[0].weights["reach"] if curve else None
         curve.append(Epoch(epoch, phase, loss, quantized, floating, seconds, histogram(optimizer, reach)))
-        record.point({"round": epoch, **curve[-1]._asdict()})
-        save(record, epoch, model, optimizer, curve)
+        record.point(point_of(curve[-1]))
+        save(recipe, record, epoch, model, optimizer, curve)
         progress(curve[-1])
     if recipe.quantizes and not optimizer.hard:
         optimizer.harden(model)
@@ -336,21 +336,46 @@ def load_weights(model: nn.Module, file: Path) -> None:
         raise InvalidValueError(f"The weights {file} belong to another network: {error}") from error
 
 
-def save(record: RunRecord, epoch: int, model: nn.Module, optimizer: QuantizedOptimizer, curve: list[Epoch]) -> None:
+def save(
+    recipe: Recipe,
+    record: RunRecord,
+    epoch: int,
+    model: nn.Module,
+    optimizer: QuantizedOptimizer,
+    curve: list[Epoch],
+) -> None:
     """Write a checkpoint."""
     state, tensors = take_tensors({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     points = [point._asdict() for point in curve]
-    record.checkpoints.save(epoch, tensors, {"round": epoch, "state": state, "curve": points})
+    info = {"round": epoch, "recipe": identity(recipe), "state": state, "curve": points}
+    record.checkpoints.save(epoch, tensors, info)
 
 
-def resume(record: RunRecord, model: nn.Module, optimizer: QuantizedOptimizer) -> list[Epoch]:
+def resume(recipe: Recipe, record: RunRecord, model: nn.Module, optimizer: QuantizedOptimizer) -> list[Epoch]:
     """Continue from the newest checkpoint, if there is one; return the finished epochs."""
     latest = record.checkpoints.latest()
-    record.rewind(record.checkpoints.rounds())
     if latest is None:
+        record.rewind([])
         return []
     tensors, info = latest
+    if info.get("recipe") != identity(recipe):
+        raise RunError(
+            f"The checkpoint in {record.checkpoints.folder} is of another run: remove its round-*.safetensors to begin "
+            "again, or name another folder."
+        )
+    curve = [Epoch(**point) for point in info["curve"]]
+    record.rewind([point_of(epoch) for epoch in curve])
     state = put_tensors(info["state"], tensors)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    return [Epoch(**point) for point in info["curve"]]
+    return curve
+
+
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as a checkpoint keeps it; a run that has begun does not need the weights that it began with."""
+    return {key: value for key, value in asdict(recipe).items() if key != "warm_start"}
+
+
+def point_of(epoch: Epoch) -> dict[str, Any]:
+    """Return an epoch as a point of the curves."""
+    return {"round": epoch.epoch, **epoch._asdict()}

@@ -3,7 +3,7 @@
 from quped.records.checkpoints import Checkpoints
 from quped.records.files import exclusive, flatten, plain, read_json, write_bytes, write_json
 from quped.records.provenance import revision, versions
-from quped.records.run import CHECKPOINTS, CONFIG, CURVES, MODELS, RESULT, RunRecord, has_failed, holds_run
+from quped.records.run import CHECKPOINTS, CONFIG, CURVES, MODELS, RESULT, RunRecord, has_failed, holds_run, refuse_link
 
 __all__ = [
     "CHECKPOINTS",
@@ -19,6 +19,7 @@ __all__ = [
     "holds_run",
     "plain",
     "read_json",
+    "refuse_link",
     "revision",
     "versions",
     "write_bytes",

@@ -1,5 +1,6 @@
 """Files that are whole or absent, folders used by one process at a time, and JSON."""
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quped._files import locked
+from quped._files import locked, remove_drafts
 from quped._files import write_bytes as write_bytes
 from quped.errors import RunError
 
@@ -17,25 +18,42 @@ PATIENCE = 10.0
 """Seconds to wait for a folder: the workers of a killed run need a few to notice."""
 
 
+SEAL = "sha256"
+"""The last key of a JSON file of ours: the digest of all others."""
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write values as JSON to a file that is either there with all its content, or absent."""
+    """Write values as JSON, with their digest, to a file that is either there with all its content, or absent."""
+    # As they will be read: JSON knows no tuples, and no keys but words.
+    values = json.loads(json.dumps(plain(values), allow_nan=False))
     try:
-        write_bytes(path, json.dumps(plain(dict(values)), indent=2, allow_nan=False).encode() + b"\n")
+        write_bytes(path, json.dumps({**values, SEAL: digest(values)}, indent=2).encode() + b"\n")
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def read_json(path: Path, *keys: str) -> dict[str, Any]:
-    """Read a file of a record, which must have these keys."""
+def read_json(path: Path, *keys: str, sealed: bool = False) -> dict[str, Any]:
+    """Read a file of a record, which must have these keys.
+
+    Its content must have the digest in the file, if there is one; with `sealed`, there must be one. Files that older
+    versions wrote have none.
+    """
     try:
-        values: dict[str, Any] = json.loads(path.read_text())
+        values = json.loads(path.read_text())
+        found = values.pop(SEAL, None) if isinstance(values, dict) else None
+        intact = not sealed if found is None else found == digest(values)
     except FileNotFoundError:
         raise RunError(f"{path.parent} holds no run: there is no {path.name}.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}. If it is damaged, remove it and repeat the run.") from error
-    if not isinstance(values, dict) or not values.keys() >= set(keys):
+    if not intact or not isinstance(values, dict) or not values.keys() >= set(keys):
         raise RunError(f"{path} is damaged, or no part of a record: remove it and repeat the run.")
     return values
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of values as JSON, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def plain(value: Any) -> Any:
@@ -66,6 +84,7 @@ def exclusive(folder: Path) -> Iterator[None]:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(folder / ".lock", seconds=PATIENCE))
+                remove_drafts(folder)
             except TimeoutError:
                 raise RunError(
                     f"{folder} is in use by another process: wait until that ends, or name another folder."

@@ -5,6 +5,8 @@ While the run is under way there is also a folder of checkpoints, from which it 
 
 import errno
 import json
+import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,16 +25,18 @@ class RunRecord:
     """A run directory that is being written. Every file is whole at every moment."""
 
     def __init__(self, path: Path) -> None:
-        """Go on with the record in a directory. A new one begins with `create`."""
+        """Continue the record in a directory. A new one begins with `create`."""
+        for name in (CONFIG, CURVES, RESULT, FAILED, MODELS, CHECKPOINTS):
+            refuse_link(path / name)
         self.path = path
         self.checkpoints = Checkpoints(path / CHECKPOINTS)
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunRecord":
         """Begin a record: make the directory, and refuse one that holds a run already unless told to replace it."""
+        record = cls(path)
         if holds_run(path) and not overwrite:
             raise RunError(f"{path} already holds a run: choose another directory, or allow it to be overwritten.")
-        record = cls(path)
         models = list((path / MODELS).glob("*.quped"))
         if not holds_run(path) and (foreign := [*models, *record.checkpoints.files()]):
             raise RunError(f"{path} holds no run, but {foreign[0]}, which would be lost: choose another directory.")
@@ -53,12 +57,16 @@ class RunRecord:
         return record
 
     def config(self, values: dict[str, Any]) -> None:
-        """Write what was asked for."""
+        """Write the configuration of the run."""
         write_json(self.path / CONFIG, values)
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the configuration of the run."""
+        return read_json(self.path / CONFIG, sealed=True)
 
     def point(self, values: dict[str, Any]) -> None:
         """Append one evaluation to the curves, as one line in one write."""
-        line = json.dumps(values).encode() + b"\n"
+        line = line_of(values)
         try:
             with (self.path / CURVES).open("ab", buffering=0) as file:
                 if file.write(line) != len(line):
@@ -74,18 +82,16 @@ class RunRecord:
         except OSError as error:
             raise RunError(f"The model of '{client}' cannot be written to {self.path}: {error.strerror}.") from error
 
-    def rewind(self, rounds: int) -> None:
-        """Drop the points of all but the first rounds: a run that is continued from there writes them again."""
+    def rewind(self, points: Sequence[dict[str, Any]]) -> None:
+        """Let the curves have these points, which a checkpoint holds: a run that continues adds the others again."""
         curves = self.path / CURVES
-        if not curves.exists():
-            return
-        kept = []
+        content = b"".join(map(line_of, points))
         try:
-            for line in curves.read_bytes().splitlines(keepends=True):
-                with suppress(ValueError, TypeError, KeyError):  # damaged, as a power failure leaves it
-                    if line.endswith(b"\n") and json.loads(line)["round"] < rounds:
-                        kept.append(line)
-            write_bytes(curves, b"".join(kept))
+            before = curves.read_bytes() if curves.exists() else b""
+            if not before.startswith(content):
+                warnings.warn(f"{curves} is damaged: it is written again from the checkpoint.", stacklevel=2)
+            if before != content:
+                write_bytes(curves, content)
         except OSError as error:
             raise RunError(f"{curves} cannot be written: {error.strerror}.") from error
 
@@ -97,13 +103,25 @@ class RunRecord:
     def finished(self, *keys: str) -> dict[str, Any] | None:
         """Return what came out, if the run is finished; it must have these keys."""
         path = self.path / RESULT
-        return read_json(path, *keys) if path.exists() else None
+        return read_json(path, *keys, sealed=True) if path.exists() else None
 
     def result(self, values: dict[str, Any]) -> None:
         """Write what came out: the sign that the run is finished. Its checkpoints are not needed any more."""
-        write_json(self.path / RESULT, values)
+        # First: a run that is finished must not count as one that failed, which may be replaced.
         (self.path / FAILED).unlink(missing_ok=True)
+        write_json(self.path / RESULT, values)
         self.checkpoints.clear()
+
+
+def line_of(point: dict[str, Any]) -> bytes:
+    """Return an evaluation as a line of the curves."""
+    return json.dumps(point).encode() + b"\n"
+
+
+def refuse_link(path: Path) -> None:
+    """Raise if a path within a record is a symbolic link: a record that somebody else made may lead anywhere."""
+    if path.is_symlink():
+        raise RunError(f"{path} is a symbolic link, and a run writes into its own directory only: remove the link.")
 
 
 def holds_run(path: Path) -> bool:

@@ -140,7 +140,8 @@ def load(checkpoints: Checkpoints, setup: Setup, engine: Engine) -> Resumed | No
     if latest is None:
         return None
     tensors, info = latest
-    ours, theirs = identity(setup), info.get("run", {})
+    about = about_of(checkpoints, info)
+    ours, theirs = identity(setup), info["run"]
     for what in ours | theirs:
         was, is_ = (run.get(what, "none") for run in (theirs, ours))
         if was != is_:
@@ -161,9 +162,32 @@ def load(checkpoints: Checkpoints, setup: Setup, engine: Engine) -> Resumed | No
     except (KeyError, IndexError) as error:
         raise RunError(f"The checkpoint in {checkpoints.folder} is of another federation: it lacks {error}.") from error
     engine.restore(states)
-    about = info["about"]
-    curve = [Evaluation(**point) for point in about["curve"]]
-    return Resumed(shared, info["round"] + 1, curve, about["seconds"])
+    return Resumed(shared, info["round"] + 1, about.curve, about.seconds)
+
+
+class About(NamedTuple):
+    """How far a run has come at a checkpoint."""
+
+    curve: list[Evaluation]
+    seconds: float
+
+
+def about_of(checkpoints: Checkpoints, info: dict[str, Any]) -> About:
+    """Return how far a run had come, from the description of its checkpoint."""
+    try:
+        info["run"].items()
+        about = info["about"]
+        return About([Evaluation(**point) for point in about["curve"]], float(about["seconds"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"The checkpoint in {checkpoints.folder} is not of a federation: name another folder."
+        ) from error
+
+
+def recorded_curve(checkpoints: Checkpoints) -> list[Evaluation]:
+    """Return the evaluations up to the newest checkpoint."""
+    latest = checkpoints.latest()
+    return [] if latest is None else about_of(checkpoints, latest[1]).curve
 
 
 @contextmanager
