@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.program import FILE, Done, fails, quped
@@ -16,7 +17,7 @@ from torch import nn
 from quped import load
 from quped.cli._shared import notes
 from quped.errors import InterruptedRunError
-from quped.records import RunRecord
+from quped.records import Checkpoints, RunRecord
 
 
 @pytest.fixture
@@ -325,3 +326,76 @@ def test_a_resumed_run_is_one_run(experiment: Path, tmp_path: Path) -> None:
     local = RunRecord(tmp_path / "out" / "local")
     local.config(local.read_config() | {"seed": 1})
     fails(quped("run", "--resume", "out", cwd=tmp_path), "holds another run", "cannot be continued")
+
+
+def test_killed_between_two_configurations_a_run_can_begin_again(experiment: Path, tmp_path: Path) -> None:
+    """Folders of other methods with nothing but a configuration are in nobody's way, unless it is not ours."""
+    arguments = ("run", experiment, "--out", "out", "--quiet", "--workers", "0", "--set", "training.epochs=1")
+    write = RunRecord.config
+
+    def killed(record: RunRecord, values: dict[str, object]) -> None:
+        if record.path == Path("out"):
+            raise KeyboardInterrupt
+        write(record, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunRecord, "config", killed)
+        assert quped(*arguments, cwd=tmp_path).returncode == 130
+    assert (tmp_path / "out" / "local" / "config.json").exists()
+    theirs = tmp_path / "out" / "fedavg" / "config.json"
+    ours = theirs.read_bytes()
+    theirs.write_text('{"hidden_size": 768}')
+    fails(quped(*arguments, cwd=tmp_path), "fedavg already holds a run")
+    theirs.write_bytes(ours)
+    assert quped(*arguments, cwd=tmp_path).returncode == 0
+
+
+def test_checkpoints_beside_a_result_are_removed_on_resume(experiment: Path, tmp_path: Path) -> None:
+    """Also those of a method that the first one is compared with: a kill may come between result and removal."""
+    arguments = ("run", experiment, "--out", "out", "--quiet", "--workers", "0", "--set", "training.epochs=1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "clear", lambda _: None)
+        assert quped(*arguments, cwd=tmp_path).returncode == 0
+    assert len(list((tmp_path / "out").rglob("round-*"))) == 3
+    assert quped("run", "--resume", "out", "--quiet", cwd=tmp_path).returncode == 0
+    assert not list((tmp_path / "out").rglob("*checkpoints*"))
+
+
+def test_a_linked_folder_of_another_method_is_refused(experiment: Path, tmp_path: Path) -> None:
+    """Nothing is written, or removed, where it leads."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "out" / "local").symlink_to(tmp_path / "mine")
+    fails(quped("run", experiment, "--out", "out", cwd=tmp_path), "local is a symbolic link")
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_damage_is_noted_and_repaired_on_resume(experiment: Path, tmp_path: Path) -> None:
+    """A damaged line of the curves and a damaged checkpoint: two notes, and the result of an undisturbed run."""
+    settings = ("compare=[]", "training.evaluate_every=1", "training.local_steps=1")
+    changes = [word for setting in settings for word in ("--set", setting)]
+    arguments = ("run", experiment, "--workers", "0", *changes)
+    assert quped(*arguments, "--out", "calm", "--quiet", cwd=tmp_path).returncode == 0
+    save, rounds = Checkpoints.save, []
+
+    def killed(*values: Any) -> None:
+        save(*values)
+        rounds.append(values[1])
+        if len(rounds) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "save", killed)
+        assert quped(*arguments, "--out", "out", "--checkpoint-every", "1", cwd=tmp_path).returncode == 130
+    newest = sorted((tmp_path / "out" / "checkpoints").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-1] + b"\0")
+    curves = tmp_path / "out" / "curves.jsonl"
+    curves.write_text(curves.read_text().replace("round", "r0und"))
+    done = quped("run", "--resume", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Resuming out, after round 5" in done.stdout
+    assert done.stdout.count("is damaged") == 2
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "calm")]
+    assert results[0]["accuracy"] == results[1]["accuracy"]
+    points = [(tmp_path / name / "curves.jsonl").read_text().splitlines() for name in ("out", "calm")]
+    assert [json.loads(line)["accuracy"] for line in points[0]] == [json.loads(line)["accuracy"] for line in points[1]]

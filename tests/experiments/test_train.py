@@ -266,3 +266,27 @@ def test_one_pool_is_not_its_own_test() -> None:
         halves(data, SMALL)
     samples, held = halves(data, replace(SMALL, validation=True))
     assert len(samples) + len(held) == len(data.train)
+
+
+def test_damaged_curves_and_foreign_checkpoints(tmp_path: Path) -> None:
+    """Curves are written again from the checkpoint; the checkpoint of another recipe is refused."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(news: object) -> None:
+        if isinstance(news, Epoch) and news.epoch == 1:
+            raise StopError
+
+    record = RunRecord(tmp_path)
+    recipe = Recipe("mlp", bits=1, batch_size=361, epochs=3, finetune_epochs=1)
+    with pytest.raises(StopError):
+        train(recipe, record, stop)
+    curves = tmp_path / "curves.jsonl"
+    lines = curves.read_text()
+    curves.write_text(lines.replace('"epoch": 0', '"epoch": 8'))
+    with pytest.raises(QupedError, match="is of another run"):
+        train(replace(recipe, lr=0.5), record)
+    with pytest.warns(UserWarning, match=r"curves.jsonl is damaged"):
+        train(recipe, record)
+    assert curves.read_text().startswith(lines)
