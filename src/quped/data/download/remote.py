@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from quped.data.download import store
 from quped.data.download.sources import Download, Files
 from quped.data.download.store import Tensors, stored_file
 from quped.data.samples import Dataset
+from quped.errors import DataError
 
 Route = tuple[Download, ...]
 """Downloads that together hold all files of a layout."""
@@ -57,4 +59,18 @@ class RemoteDataset:
 
     def load(self) -> Dataset:
         """Return the data set from the cache; its samples are mapped, not copied, into memory."""
-        return self.build(self.file)
+        try:
+            return self.build(self.file)
+        except KeyError as error:
+            raise DataError(
+                f"{self.file} lacks {error}, and is not of '{self.name}': get it with `quped data fetch {self.name}`."
+            ) from error
+
+    def is_stored(self) -> bool:
+        """Say whether the cache holds the data set undamaged. All of it is read."""
+        store.VERIFIED.clear()
+        try:
+            self.load()
+        except DataError:
+            return False
+        return True

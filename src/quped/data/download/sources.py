@@ -183,7 +183,7 @@ def read_members(archive: Path, wanted: Iterable[str]) -> Files:
     """Read the wanted files of a tar archive, in whichever of its folders they are. Nothing is written."""
     files: Files = {}
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:gz") as tar:
             for entry in tar:
                 base = PurePosixPath(entry.name).name
                 names = [name for name in wanted if fnmatch.fnmatch(base, name)]

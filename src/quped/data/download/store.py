@@ -24,7 +24,7 @@ class Stored(NamedTuple):
     tensors: Tensors
     """Mapped into memory: read from the disk when first touched."""
     checksum: str
-    """The digest of the tensors when they were written."""
+    """The digest of the tensors, computed from what the file holds."""
     source: str
     """The origin of the data."""
 
@@ -42,9 +42,11 @@ def write(file: Path, tensors: Tensors, source: str, scratch: Path) -> None:
 
 
 def read(file: Path) -> Stored:
-    """Map a stored data set into memory. Truncated files are refused; `intact` also compares the bytes."""
+    """Map a stored data set into memory. Its bytes are compared with its checksum, once per process and file."""
     name = file.stem
+    remedy = f"get it again with `quped data fetch {name}`"
     try:
+        state = file.stat()
         with safe_open(file, "pt") as handle:
             metadata = handle.metadata() or {}
         tensors = safetensors.torch.load_file(file)
@@ -52,17 +54,17 @@ def read(file: Path) -> Stored:
         raise DataError(
             f"The data set '{name}' is not in {file.parent}: get it with `quped data fetch {name}`."
         ) from None
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{file} cannot be read ({error}): get it again with `quped data fetch {name}`.") from error
+    except (OSError, SafetensorError, ValueError) as error:  # ValueError: of an empty file
+        raise DataError(f"{file} cannot be read ({error}): {remedy}.") from error
     if metadata.get("format") != FORMAT:
-        raise DataError(f"{file} was stored by another version: get it again with `quped data fetch {name}`.")
-    return Stored(tensors, metadata["checksum"], metadata["source"])
+        raise DataError(f"{file} was stored by another version: {remedy}.")
+    key = file, state.st_ino, state.st_size, state.st_mtime_ns
+    if key not in VERIFIED:
+        VERIFIED[key] = tensor_digest(tensors)
+    if VERIFIED[key] != metadata.get("checksum"):
+        raise DataError(f"{file} is damaged, its content is not what was stored: {remedy}.")
+    return Stored(tensors, VERIFIED[key], metadata.get("source", "unknown"))
 
 
-def intact(file: Path) -> bool:
-    """Read all of a stored data set and compare it with its checksum."""
-    try:
-        stored = read(file)
-    except DataError:
-        return False
-    return tensor_digest(stored.tensors) == stored.checksum
+VERIFIED: dict[tuple[Path, int, int, int], str] = {}
+"""The digests that this process computed, by file, inode, size and time of the last change."""
