@@ -1,6 +1,8 @@
 """The compiled kernels against NumPy and against PyTorch, and what happens where nothing can be compiled."""
 
 import logging
+import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -290,19 +292,42 @@ def test_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("fresh")
-def test_a_damaged_library_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever befell the cache folder."""
-    constants = (("CENTERS", 13),)
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "no digest", "other digest", "writable", "foreign"])
+def test_a_library_that_cannot_be_trusted_is_compiled_again(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading it would kill the process, or run a stranger's code."""
+    if damage == "foreign" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
     monkeypatch.setenv("QUPED_CACHE", str(tmp_path / "whole"))
+    constants = (("CENTERS", 13),)
     assert build.library("codebook", constants, codebook.SIGNATURES) is not None
     (whole,) = tmp_path.rglob("*.so")
+    # In another folder: a library that is loaded must not be changed.
+    shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
     monkeypatch.setenv("QUPED_CACHE", str(tmp_path / "damaged"))
-    damaged = tmp_path / "damaged" / "native" / whole.name
-    damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(b"damaged")
+    file = tmp_path / "damaged" / "native" / whole.name
+    content = whole.read_bytes()
+    match damage:
+        case "cut":
+            file.write_bytes(content[: len(content) // 2])
+        case "flipped":
+            file.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+        case "empty":
+            file.write_bytes(b"")
+        case "no digest":
+            build.digest_file(file).unlink()
+        case "other digest":
+            build.digest_file(file).write_text("0" * 64)
+        case "writable":
+            file.chmod(0o777)
+        case "foreign":
+            os.chown(file, 65534, 65534)
+    assert not build.is_trusted(file)
     build.library.cache_clear()
     assert build.library("codebook", constants, codebook.SIGNATURES) is not None
-    assert damaged.stat().st_size > 1000
+    assert build.is_trusted(file)
+    assert {path.suffix for path in file.parent.iterdir()} == {".so", ".sha256"}
 
 
 @needs_compiler

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from helpers.program import FILE, fails, quped
+from helpers.small_federation import Net, samples
 from rich.console import Console
 
+from quped import Client, Federation, Local, QupedError
 from quped.report.terminal import client_table, comparison_table
 
 
@@ -123,3 +126,35 @@ def test_a_bug_is_reported_as_one(experiment: Path, tmp_path: Path, monkeypatch:
     fails(quped("run", experiment, cwd=tmp_path), "bug of quped", "quped-bug-")
     (details,) = tmp_path.glob("quped-bug-*.txt")
     assert "ZeroDivisionError: unexpected" in details.read_text()
+
+
+def run_program(command: str, cwd: Path) -> tuple[int, str]:
+    """Run a shell command with the program as $QUPED; return its exit code and what it printed as errors."""
+    environment = {**os.environ, "QUPED": str(Path(sys.executable).with_name("quped")), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(["bash", "-c", command], cwd=cwd, env=environment, capture_output=True, timeout=120)
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("set -o pipefail; $QUPED presets | head -1; [ $? -ne 120 ]", ""),
+        ("$QUPED presets > /dev/full", "cannot be used: No space left"),
+        ("$QUPED presets >&-", ""),
+        ("$QUPED run $'\\xff.toml'", "There is no experiment file"),
+        ("$QUPED run digits --set $'description=\\xff' --set data.name=x", "data.name"),
+    ],
+)
+def test_output_that_cannot_be_written_gets_a_sentence(command: str, words: str, tmp_path: Path) -> None:
+    """A pipe whose reader has gone, a full disk, a closed output, words that are no text."""
+    code, errors = run_program(command, tmp_path)
+    assert code == (2 if words else 0), errors
+    assert words in errors
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+
+
+def test_names_of_clients_are_text() -> None:
+    """They become names of files."""
+    with pytest.raises(QupedError, match=r"name of a client .*surrogates"):
+        Federation([Client("\ud800", train=samples(0, 20), test=samples(1, 12), model=Net)], Local())

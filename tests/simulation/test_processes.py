@@ -1,6 +1,7 @@
 """The process engine computes what the inline engine computes, and survives its workers."""
 
 import errno
+import faulthandler
 import multiprocessing
 import os
 import shutil
@@ -57,6 +58,7 @@ class Deadly:
     whole: TensorSamples
     deaths: Path
     lives: int
+    signal: int = signal.SIGKILL
     home: int = field(default_factory=os.getpid)
 
     @property
@@ -72,16 +74,17 @@ class Deadly:
         """Return samples, or die: in training only, and in workers only, not where the federation is made."""
         if rng is not None and os.getpid() != self.home and len(self.deaths.read_text()) < self.lives:
             self.deaths.write_text(self.deaths.read_text() + "x")
-            os.kill(os.getpid(), signal.SIGKILL)
+            faulthandler.disable()  # which would print where a process died of SIGBUS
+            os.kill(os.getpid(), self.signal)
         return self.whole.batch(indices, rng)
 
 
-def with_deadly_client(tmp_path: Path, lives: int) -> list[Client]:
+def with_deadly_client(tmp_path: Path, lives: int, number: int = signal.SIGKILL) -> list[Client]:
     """Return clients of which the second kills its workers."""
     members = clients(QuPeD(), 3)
     deaths = tmp_path / "deaths"
     deaths.write_text("")
-    deadly = Deadly(TensorSamples(*samples(1, 21)), deaths, lives)
+    deadly = Deadly(TensorSamples(*samples(1, 21)), deaths, lives, number)
     return [members[0], Client("c1", train=deadly, test=samples(101, 12), model=Net, bits=1), members[2]]
 
 
@@ -102,6 +105,16 @@ def test_a_client_that_kills_every_worker_is_named(tmp_path: Path) -> None:
         with pytest.raises(QupedError, match=r"client 'c1', in round 1, died 3 times \(signal 9\).*fewer workers"):
             fit(QuPeD(), members, workers=2)
     assert (tmp_path / "deaths").read_text() == "xxx"
+
+
+def test_a_worker_that_dies_of_a_full_disk_says_so(tmp_path: Path) -> None:
+    """A write to a mapped file on a full disk ends a process with SIGBUS."""
+    members = with_deadly_client(tmp_path, 100, signal.SIGBUS)
+    with (
+        pytest.warns(UserWarning, match=r"signal 7: the disk"),
+        pytest.raises(QupedError, match=r"disk .* may be full"),
+    ):
+        fit(QuPeD(), members, workers=2)
 
 
 def test_errors_of_workers_are_those_of_the_inline_engine() -> None:

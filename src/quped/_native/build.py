@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quped._cache import cache_folder
-from quped._files import write_bytes
+from quped._files import remove_drafts, write_bytes
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared")
 SWITCH = "QUPED_NATIVE"
@@ -115,7 +115,8 @@ def processor() -> str:
 def compile_file(command: list[str], source: Path, file: Path) -> None:
     """Compile; files appear in one step, so that processes which compile the same do each other no harm."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+    remove_drafts(file.parent)
+    with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / file.name
         subprocess.run([*command, str(source), "-o", str(made)], check=True, capture_output=True, text=True)
         content = made.read_bytes()

@@ -1,5 +1,6 @@
 """The command line: parsing and printing."""
 
+import io
 import logging
 import shlex
 import sys
@@ -75,6 +76,8 @@ def options(
 def main() -> None:
     """Run the program. An error that a user can put right is one sentence, not a traceback."""
     logging.getLogger("quped").addHandler(logging.StreamHandler())
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
     try:
         app()
     except QupedError as error:
@@ -93,8 +96,8 @@ def main() -> None:
 def write_details(text: str) -> str:
     """Write the traceback of a bug to a file, and return its path; the text itself if there is no place for a file."""
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="quped-bug-", suffix=".txt", delete=False) as file:
-            file.write(f"{shlex.join(sys.argv)}\n{text}")
+        with tempfile.NamedTemporaryFile(prefix="quped-bug-", suffix=".txt", delete=False) as file:
+            file.write(f"{shlex.join(sys.argv)}\n{text}".encode(errors="backslashreplace"))
             return file.name
     except OSError:
         return text

@@ -43,8 +43,17 @@ def check_names(clients: Sequence[Client]) -> None:
     check(len(clients) > 0, "number of clients", "at least 1", 0)
     for name in (names := [client.name for client in clients]):
         check(isinstance(name, str) and name != "", "name of a client", "a non-empty string", name)
+        check(is_text(name), "name of a client", "text without halves of characters (surrogates)", name)
     for name, count in Counter(names).items():
         check(count == 1, "names of the clients", "distinct", name)
+
+
+def is_text(word: str) -> bool:
+    """Say whether a word can be written to a file."""
+    try:
+        return bool(word.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 class Networks:
