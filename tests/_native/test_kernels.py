@@ -318,7 +318,7 @@ def test_a_library_that_cannot_be_trusted_is_compiled_again(
         case "no digest":
             build.digest_file(file).unlink()
         case "other digest":
-            build.digest_file(file).write_text("0" * 64)
+            build.digest_file(file).write_bytes(b"\xff" * 64)
         case "writable":
             file.chmod(0o777)
         case "foreign":

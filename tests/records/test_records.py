@@ -328,6 +328,23 @@ def test_drafts_of_killed_processes_are_removed_when_a_folder_is_used_next(tmp_p
         assert all(file.exists() for file in kept)
 
 
+@pytest.mark.parametrize("name", ["curves.jsonl", "models/a.quped"])
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_damaged_files_of_a_finished_run_are_noticed(name: str, damage: str, tmp_path: Path) -> None:
+    """Its checkpoint, from which they could be repaired, is gone."""
+    record = RunRecord.create(tmp_path)
+    record.point({"round": 0})
+    record.model("a", b"a network")
+    record.result({"accuracy": 1})
+    assert record.finished() == {"accuracy": 1}
+    if damage == "changed":
+        (tmp_path / name).write_bytes(b"another network")
+    else:
+        (tmp_path / name).unlink()
+    with pytest.raises(RunError, match=rf"{name} is damaged, missing .*repeat the run"):
+        record.finished()
+
+
 def test_a_finished_run_never_counts_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even if the process is killed when the result was just written: a failed run may be replaced."""
     record = RunRecord.create(tmp_path)

@@ -266,7 +266,7 @@ def without_times(path: Path) -> list[dict[str, object]]:
     """Read a record's files but for what a clock told."""
     values = [json.loads(line) for line in (path / "curves.jsonl").read_text().splitlines()]
     result = json.loads((path / "result.json").read_text())
-    result.pop("sha256")
+    del result["sha256"], result["files"]["curves.jsonl"]
     for value in (*values, result, *result.get("comparison", [])):
         value.pop("seconds")
     return [*values, result]

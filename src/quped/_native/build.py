@@ -74,12 +74,12 @@ def is_trusted(file: Path) -> bool:
     """Say whether a library is whole, and was put there by this user or root alone: a damaged one kills the process."""
     try:
         owner, mode = file.stat().st_uid, file.stat().st_mode
-        expected = digest_file(file).read_text()
+        expected = digest_file(file).read_bytes()
         content = file.read_bytes()
     except OSError:
         return False
     private = not hasattr(os, "geteuid") or (owner in (0, os.geteuid()) and not mode & (stat.S_IWGRP | stat.S_IWOTH))
-    return private and hashlib.sha256(content).hexdigest() == expected
+    return private and hashlib.sha256(content).hexdigest().encode() == expected
 
 
 def digest_file(library: Path) -> Path:

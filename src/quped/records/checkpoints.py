@@ -69,7 +69,7 @@ class Checkpoints:
         for file in files:
             try:
                 return read(file)
-            except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
                 warnings.warn(f"{file} is damaged ({error}): the checkpoint before it is used.", stacklevel=3)
         if files:
             raise RunError(

@@ -4,6 +4,7 @@ While the run is under way there is also a folder of checkpoints, from which it 
 """
 
 import errno
+import hashlib
 import json
 import warnings
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from quped.records.files import read_json, write_bytes, write_json
 
 CONFIG, CURVES, RESULT = "config.json", "curves.jsonl", "result.json"
 CHECKPOINTS, MODELS = "checkpoints", "models"
+FILES = "files"
+"""The key of a result with the SHA-256 of the curves and the models."""
 FAILED = "failed.txt"
 """In the directory of a run that ended with an error: its message."""
 
@@ -101,16 +104,31 @@ class RunRecord:
             write_bytes(self.path / FAILED, f"{message}\n".encode())
 
     def finished(self, *keys: str) -> dict[str, Any] | None:
-        """Return what came out, if the run is finished; it must have these keys."""
+        """Return what came out, if the run is finished; it must have these keys, and undamaged curves and models."""
         path = self.path / RESULT
-        return read_json(path, *keys, sealed=True) if path.exists() else None
+        if not path.exists():
+            return None
+        values = read_json(path, *keys, sealed=True)
+        expected, found = values.pop(FILES, {}), self._digests()
+        for name in expected | found:
+            if expected.get(name) != found.get(name):
+                raise RunError(f"{self.path / name} is damaged, missing or not of this run: repeat the run.")
+        return values
 
     def result(self, values: dict[str, Any]) -> None:
         """Write what came out: the sign that the run is finished. Its checkpoints are not needed any more."""
         # First: a run that is finished must not count as one that failed, which may be replaced.
         (self.path / FAILED).unlink(missing_ok=True)
-        write_json(self.path / RESULT, values)
+        write_json(self.path / RESULT, {**values, FILES: self._digests()})
         self.checkpoints.clear()
+
+    def _digests(self) -> dict[str, str]:
+        """Return the SHA-256 of the curves and of every model, by their names in the record."""
+        files = [file for file in (self.path / CURVES, *sorted((self.path / MODELS).glob("*.quped"))) if file.exists()]
+        try:
+            return {str(f.relative_to(self.path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+        except OSError as error:
+            raise RunError(f"The files in {self.path} cannot be read: {error.strerror}.") from error
 
 
 def line_of(point: dict[str, Any]) -> bytes:

@@ -183,13 +183,15 @@ def read_members(archive: Path, wanted: Iterable[str]) -> Files:
     """Read the wanted files of a tar archive, in whichever of its folders they are. Nothing is written."""
     files: Files = {}
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with gzip.open(archive) as unzipped, tarfile.open(fileobj=unzipped, mode="r:") as tar:
             for entry in tar:
                 base = PurePosixPath(entry.name).name
                 names = [name for name in wanted if fnmatch.fnmatch(base, name)]
                 content = tar.extractfile(entry) if names and entry.isfile() else None
                 if content is not None:
                     files[names[0]] = content.read()
+            while unzipped.read(CHUNK):  # to the end, where gzip has a checksum
+                pass
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise DataError(f"{archive.name} cannot be read, or is damaged ({error})") from error
     return files
