@@ -2,7 +2,7 @@
 
     python benchmarks/torture.py --minutes 60 --seed 0 --json
 
-Three kinds of harm:
+Four kinds of harm:
 
 - *files*: a file that quped reads is changed at random (bits, blocks, length, keys and values of JSON). Its reader must
   return what was written, or refuse with one sentence.
@@ -10,12 +10,14 @@ Three kinds of harm:
   perhaps several times, or its disk fills up. Continued, it must end bit for bit as if nothing had happened.
 - *resumes*: the files of an interrupted run are changed, and it is continued. It must end as an undisturbed run, or
   refuse with one sentence.
+- *lies*: a client returns numbers or tensors that nobody can use. The run must end with the client's name.
 
 The trials follow from the seed; a failure names the trial, which `--only NAME:NUMBER` repeats.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -37,9 +39,10 @@ from typing import Any
 
 import torch
 
-from quped import Client, Federation, QuPeD
+from quped import Client, FedAvg, Federation, QuPeD
 from quped._digest import tensor_digest
 from quped._native import build, codebook
+from quped.algorithms import Global
 from quped.cli import main as command_line
 from quped.data.datasets import REMOTE
 from quped.data.download import store
@@ -270,6 +273,50 @@ def small_images() -> dict[str, torch.Tensor]:
     }
 
 
+# Lies
+
+LIES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda w: w * torch.nan,
+    lambda w: w / 0,
+    lambda w: torch.full_like(w, 3e38),
+    lambda w: w.mean(),
+    lambda w: w[:1],
+    lambda w: w[None],
+    lambda w: w.double(),
+    lambda w: w.long(),
+)
+
+
+@dataclass(frozen=True)
+class Liar(FedAvg):
+    """FedAvg with clients that spoil one tensor in one round."""
+
+    lie: int = 0
+    when: int = 0
+    tensor: int = 0
+
+    def finish(self, spec: Any, work: Any, batch: Any, clock: Any) -> Any:
+        personal, payload = super().finish(spec, work, batch, clock)
+        if clock.round != self.when:
+            return personal, payload
+        name = list(payload.w.params)[self.tensor]
+        params = {**payload.w.params, name: LIES[self.lie](payload.w.params[name])}
+        return personal, Global(payload.w._replace(params=params))
+
+
+def lie(rng: random.Random) -> bool:
+    """Let clients lie: they must be named, in the round in which they lied."""
+    liar = Liar(rng.randrange(len(LIES)), rng.randrange(12), rng.randrange(4))
+    members = [dataclasses.replace(client, bits=32) for client in small_clients()]
+    try:
+        Federation(members, liar, small_net).fit(epochs=6, local_steps=2, batch_size=10, workers=rng.choice([0, 0, 2]))
+    except QupedError as error:
+        if f"in round {liar.when + 1} " not in str(error):
+            raise WrongError(f"another round is blamed: {error}") from error
+        return True
+    raise WrongError(f"{liar} is believed")
+
+
 # Runs
 
 
@@ -281,6 +328,7 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
+            tempfile.tempdir = str(folder / "tmp")
             code = 1
             try:
                 with self._output.open("wb", buffering=0) as file:
@@ -363,17 +411,21 @@ def run_options(workers: int) -> tuple[str, ...]:
 
 def fit(folder: Path, workers: int) -> None:
     """Train by the Python interface, with checkpoints, and write the digest of what came out."""
+    result = Federation(small_clients(), QuPeD(warmup_epochs=0), small_net).fit(
+        epochs=6, local_steps=2, batch_size=10, workers=workers, checkpoints=folder / "out", checkpoint_every=1
+    )
+    tensors = {f"{name} {key}": v for name, model in result.models.items() for key, v in model.state.params.items()}
+    (folder / "digest").write_text(tensor_digest(tensors) + json.dumps([vars(p)["accuracy"] for p in result.curve]))
+
+
+def small_clients() -> list[Client]:
     generator = torch.Generator().manual_seed(0)
     clients = []
     for name in "abc":
         inputs = torch.randn(40, 6, generator=generator)
         labels = (inputs[:, 0] > 0).long()
         clients.append(Client(name, train=(inputs, labels), test=(inputs[:9], labels[:9]), model=small_net, bits=2))
-    result = Federation(clients, QuPeD(warmup_epochs=0), small_net).fit(
-        epochs=6, local_steps=2, batch_size=10, workers=workers, checkpoints=folder / "out", checkpoint_every=1
-    )
-    tensors = {f"{name} {key}": v for name, model in result.models.items() for key, v in model.state.params.items()}
-    (folder / "digest").write_text(tensor_digest(tensors) + json.dumps([vars(p)["accuracy"] for p in result.curve]))
+    return clients
 
 
 def small_net() -> torch.nn.Module:
@@ -426,6 +478,7 @@ class Runs:
         self._programs = programs
         self._calm: dict[str, dict[str, str]] = {}
         self._operations: dict[str, int] = {}
+        self.kills = 0
         for program in programs:
             place = self._place()
             counter = place.parent / "operations"
@@ -464,7 +517,8 @@ class Runs:
         kind = rng.choice(["operation", "operation", "group", "program", "worker", "disk"])
         if kind == "operation":
             operation, before = rng.randrange(self._operations[program.name]), rng.random() < 0.5
-            Child(place.parent, lambda: (die_at(operation, before), program.start(place, workers))).finish()
+            child = Child(place.parent, lambda: (die_at(operation, before), program.start(place, workers)))
+            self.kills += child.finish() == -signal.SIGKILL
             return
         if kind == "disk":
             limit = int(10 ** rng.uniform(1, 5))
@@ -478,13 +532,14 @@ class Runs:
             if others:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rng.choice(others), signal.SIGKILL)
+                    self.kills += 1
             child.finish()
             return
         if kind == "group":
             os.killpg(child.pid, signal.SIGKILL)
         else:
             os.kill(child.pid, signal.SIGKILL)
-        child.wait(PATIENCE)
+        self.kills += child.wait(PATIENCE) == -signal.SIGKILL
         end = time.monotonic() + 10
         while child.members():
             if time.monotonic() > end:
@@ -515,7 +570,6 @@ class Runs:
         (home / "work").mkdir()
         (home / "tmp").mkdir()
         (home / "work" / "mine.toml").write_text(EXPERIMENT)
-        tempfile.tempdir = str(home / "tmp")
         return home / "work"
 
 
@@ -579,6 +633,7 @@ class Report:
     """What happened."""
 
     trials: Counter[str] = field(default_factory=Counter)
+    kills: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
     tracebacks: int = 0
@@ -612,38 +667,32 @@ class Report:
         self.failures.append(f"{name}:{number} {text}")
 
 
-def torture(
-    folder: Path, seed: int, *, seconds: float | None = None, files: int = 0, kills: int = 0, resumes: int = 0
-) -> Report:
-    """Do trials of every kind in turn, for some time or in these numbers, and return what happened."""
-    began = time.monotonic()
-    trials = make_trials(folder)
-    limits = {name: kills if name == "kill" else resumes if name == "resume" else files for name in trials}
+def torture(folder: Path, seed: int, seconds: float) -> Report:
+    """Do trials of every kind in turn for some time, and return what happened."""
     report = Report()
-    number = 0
-    while seconds is None or time.monotonic() - began < seconds:
-        due = [name for name in trials if seconds is not None or number < limits[name]]
-        if not due:
-            break
-        for name in due:
+    began = time.monotonic()
+    trials, runs = make_trials(folder)
+    turn = 0
+    while turn == 0 or time.monotonic() - began < seconds:
+        for name, trial in trials.items():
             # Reading a file takes a thousandth of a run: many of those for each of these.
-            many = 40 if seconds is not None and name not in ("kill", "resume") else 1
-            for i in range(many):
-                report.add(name, number * many + i, seed, trials[name])
-        number += 1
-    report.seconds = time.monotonic() - began
+            many = 1 if name in ("kill", "resume", "lie") else 40
+            for number in range(turn * many, (turn + 1) * many):
+                report.add(name, number, seed, trial)
+        turn += 1
+    report.kills, report.seconds = runs.kills, time.monotonic() - began
     return report
 
 
-def make_trials(folder: Path) -> dict[str, Trial]:
-    """Return all trials by their names."""
+def make_trials(folder: Path) -> tuple[dict[str, Trial], Runs]:
+    """Return all trials by their names, and what does those with whole runs."""
     torch.set_num_threads(1)
     files, runs = folder / "files", folder / "runs"
     files.mkdir()
     runs.mkdir()
     trials = make_file_trials(files)
     whole = Runs(runs)
-    return {**trials, "kill": whole.kill, "resume": whole.resume}
+    return {**trials, "lie": lie, "kill": whole.kill, "resume": whole.resume}, whole
 
 
 def main() -> None:
@@ -657,15 +706,16 @@ def main() -> None:
         if options.only:
             name, number = options.only.split(":")
             report = Report()
-            report.add(name, int(number), options.seed, make_trials(Path(folder))[name])
+            report.add(name, int(number), options.seed, make_trials(Path(folder))[0][name])
         else:
-            report = torture(Path(folder), options.seed, seconds=60 * options.minutes)
+            report = torture(Path(folder), options.seed, 60 * options.minutes)
     if options.json:
         print(json.dumps({**vars(report), "seed": options.seed, "seconds": round(report.seconds)}, indent=2))
     else:
         for name, count in report.trials.items():
             print(f"{name:12} {count:7} trials, {report.refused[name]:7} refused")
-        print(f"{report.wrong} wrong, {report.tracebacks} tracebacks, {report.hangs} hangs, {report.litter} litter")
+        counts = {name: getattr(report, name) for name in ("kills", "wrong", "tracebacks", "hangs", "litter")}
+        print(*(f"{count} {name}" for name, count in counts.items()), sep=", ")
         print(*report.failures, sep="\n")
     sys.exit(not report.is_clean)
 
