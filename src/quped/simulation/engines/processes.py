@@ -91,7 +91,7 @@ class Board:
         return loss
 
 
-def lay_out(setup: Setup, folder: Path) -> Board:
+def lay_out(setup: Setup) -> Board:
     """Make the files, in the forms of the states that they hold; reserve the space that a run surely uses."""
     templates = setup.templates
     sizes = Counter(client.spec.group for client in setup.clients)
@@ -99,23 +99,30 @@ def lay_out(setup: Setup, folder: Path) -> Board:
     try:
         board = Board(
             setup=setup,
-            shared=Rows(folder / "shared", templates.shared, 1, reserve=True),
-            payloads=Rows(folder / "payloads", templates.payload, setup.schedule.clients_per_round, reserve=True),
+            shared=unnamed_rows(templates.shared, 1, reserve=True),
+            payloads=unnamed_rows(templates.payload, setup.schedule.clients_per_round, reserve=True),
             personal={
-                group: Rows(folder / f"personal-{group}", template, 2 * sizes[group], reserve=everyone)
+                group: unnamed_rows(template, 2 * sizes[group], reserve=everyone)
                 for group, template in templates.personal.items()
             },
         )
     except (OSError, RuntimeError) as error:  # PyTorch's, of a file that it cannot map
         raise RunError(f"The states of the clients cannot be kept in temporary files: {error}. {REMEDY}") from error
     needed = sum(rows.size for rows in (board.shared, board.payloads, *board.personal.values()))
+    folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if not everyone and needed > free:
         raise RunError(
             f"The states of all clients may take {needed / 1e9:.1f} GB, and the folder for temporary files, "
-            f"{folder.parent}, has {free / 1e9:.1f} GB left. {REMEDY}"
+            f"{folder}, has {free / 1e9:.1f} GB left. {REMEDY}"
         )
     return board
+
+
+def unnamed_rows(template: Any, count: int, *, reserve: bool) -> Rows:
+    """Make rows in a temporary file without a name, mapped here and in every fork: however this ends, it is gone."""
+    with tempfile.TemporaryFile(prefix="quped-") as file:
+        return Rows(Path(f"/dev/fd/{file.fileno()}"), template, count, reserve=reserve)
 
 
 REMEDY = "Let the environment variable TMPDIR name a folder on a larger disk, or use workers=0."
@@ -141,13 +148,7 @@ class ProcessEngine:
             raise RunError("Worker processes need fork, which this system does not have: use workers=0.")
         if multiprocessing.current_process().daemon:
             raise RunError("This process is a worker itself, and may not start others: use workers=0.")
-        # The files are mapped, here and in every fork: without their names nothing is left behind, however this ends.
-        try:
-            scratch = tempfile.TemporaryDirectory(prefix="quped-")
-        except OSError as error:
-            raise RunError(f"There is no folder for temporary files: {error}. {REMEDY}") from error
-        with scratch as folder:
-            self._board = lay_out(setup, Path(folder))
+        self._board = lay_out(setup)
         seen: Counter[int] = Counter()
         self._first_row = []
         for client in setup.clients:
