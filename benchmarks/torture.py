@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from quped import Client, FedAvg, Federation, QuPeD
+from quped import Client, FedAvg, Federation, QuPeD, load, save
 from quped._digest import tensor_digest
 from quped._native import build, codebook
 from quped.algorithms import Global
@@ -221,6 +221,12 @@ def make_file_trials(folder: Path) -> dict[str, Trial]:
         shutil.make_archive(str(folder / "raw"), "gztar", folder, "member")
     (folder / "raw.tar.gz").rename(archive)
 
+    model = folder / "model.quped"
+    network = small_net()
+    middle = network.get_parameter("layers.2.weight")
+    middle.data = 0.25 * middle.data.sign()
+    save(network, model, bits=1)
+
     toml = folder / "mine.toml"
     toml.write_text(EXPERIMENT)
 
@@ -233,6 +239,7 @@ def make_file_trials(folder: Path) -> dict[str, Trial]:
         "config": file_trial(record.path / "config.json", record.read_config, harmed_json),
         "result": file_trial(record.path / "result.json", record.finished, harmed_json),
         "data": file_trial(data, cached),
+        "model": file_trial(model, lambda: tensor_digest(load(model, small_net()).state_dict())),
         "archive": file_trial(archive, lambda: read_members(archive, ["member"])),
         "experiment": file_trial(toml, experiment),
     }
@@ -309,7 +316,9 @@ def lie(rng: random.Random) -> bool:
     liar = Liar(rng.randrange(len(LIES)), rng.randrange(12), rng.randrange(4))
     members = [dataclasses.replace(client, bits=32) for client in small_clients()]
     try:
-        Federation(members, liar, small_net).fit(epochs=6, local_steps=2, batch_size=10, workers=rng.choice([0, 0, 2]))
+        Federation(members, liar, small_net).fit(
+            epochs=6, local_steps=2, batch_size=10, workers=rng.choice([0, 0, 2]), progress=False
+        )
     except QupedError as error:
         if f"in round {liar.when + 1} " not in str(error):
             raise WrongError(f"another round is blamed: {error}") from error

@@ -374,7 +374,7 @@ def test_damage_is_noted_and_repaired_on_resume(experiment: Path, tmp_path: Path
     """A damaged line of the curves and a damaged checkpoint: two notes, and the result of an undisturbed run."""
     settings = ("compare=[]", "training.evaluate_every=1", "training.local_steps=1")
     changes = [word for setting in settings for word in ("--set", setting)]
-    arguments = ("run", experiment, "--workers", "0", *changes)
+    arguments: tuple[str | Path, ...] = ("run", experiment, "--workers", "0", *changes)
     assert quped(*arguments, "--out", "calm", "--quiet", cwd=tmp_path).returncode == 0
     save, rounds = Checkpoints.save, []
 
