@@ -17,6 +17,7 @@ from quped.paper.records import find_record
 from quped.paper.runs import PaperRun, paper_runs
 from quped.paper.status import status
 from quped.paper.table import find_table
+from quped.records import write_json
 from quped.simulation import Round
 
 
@@ -68,7 +69,15 @@ def test_an_option_that_came_after_a_record_has_its_default(run: PaperRun, tmp_p
 )
 def test_a_record_that_cannot_be_is_refused(changes: dict[str, object], run: PaperRun, tmp_path: Path) -> None:
     record = {**write_record(tmp_path, run, 0.9), **changes}
-    (tmp_path / run.path).write_text(json.dumps({key: value for key, value in record.items() if value is not None}))
+    write_json(tmp_path / run.path, {key: value for key, value in record.items() if value is not None})
+    with pytest.raises(RunError, match=r"seed-0\.json.*remove it and repeat"):
+        find_record(run, tmp_path)
+
+
+def test_a_record_that_was_edited_is_refused(run: PaperRun, tmp_path: Path) -> None:
+    write_record(tmp_path, run, 0.9)
+    path = tmp_path / run.path
+    path.write_text(path.read_text().replace('"seconds": 1800.0', '"seconds": 1801.0'))
     with pytest.raises(RunError, match=r"seed-0\.json.*remove it and repeat"):
         find_record(run, tmp_path)
 

@@ -37,7 +37,7 @@ def find_record(run: PaperRun, folder: Path, inputs: Mapping[str, str] = ANY_INP
 
 def read_record(path: Path, run: PaperRun) -> Record:
     """Read a record of a run, or of one that differs in its options; raise if it cannot be one."""
-    record = read_json(path, *KEYS)
+    record = read_json(path, *KEYS, sealed=True)
     if record.get("format") != FORMAT:
         raise RunError(f"{path} has not the format {FORMAT} of this version: remove it and repeat the run.")
     if not is_consistent(record, run):
