@@ -25,8 +25,14 @@ def test_the_suite_sees_every_algorithm() -> None:
     assert ALGORITHMS.keys() == files
 
 
+SLOW_CONTRACTS = ("engines_agree", "resumed_run_is_the_same", "order_of_clients_changes_nothing")
+
+
 @every_algorithm
-@pytest.mark.parametrize("contract", sorted(CONTRACTS))
+@pytest.mark.parametrize(
+    "contract",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_CONTRACTS else []) for name in sorted(CONTRACTS)],
+)
 def test_every_algorithm_keeps_every_contract(name: str, contract: str) -> None:
     CONTRACTS[contract](algorithms()[name]())
 

@@ -21,6 +21,8 @@ from quped.algorithms._algorithm1 import Learner
 from quped.quant import LinearSchedule
 from quped.typing import Batch, Clock, ModelState, Params, Phase
 
+pytestmark = pytest.mark.slow
+
 Array = NDArray[np.float64]
 CenterProx = Literal["linear", "exact"]
 

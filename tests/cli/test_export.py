@@ -11,6 +11,8 @@ from quped import load
 from quped.experiments.sources import sources
 from quped.export.formats import FORMATS, Format
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 data = { name = "digits", partition = "classes=5" }
 clients = [{ name = "phone", count = 2, model = "cnn1", bits = 2 }]

@@ -16,6 +16,8 @@ from quped.export import PackedModel, c
 from quped.export.chain import chain, run
 from quped.models import build, quantizable
 
+pytestmark = pytest.mark.slow
+
 needs_compiler = pytest.mark.skipif(c.find_compiler() is None, reason="there is no C compiler")
 
 STRICT = "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wmissing-prototypes", "-Werror"

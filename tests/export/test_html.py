@@ -17,6 +17,8 @@ from quped.errors import QupedError
 from quped.export import html, to_bytes
 from quped.models import build, quantizable
 
+pytestmark = pytest.mark.slow
+
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 
 SEVEN = [[[0.1, 0.1], [0.3, 0.1], [0.18, 0.4]]]

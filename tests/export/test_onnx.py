@@ -14,6 +14,8 @@ from quped.errors import QupedError
 from quped.export import PackedModel
 from quped.models import build
 
+pytestmark = pytest.mark.slow
+
 onnx = pytest.importorskip("onnx", reason="the extra quped[onnx] is not installed")
 export = pytest.importorskip("quped.export.onnx")
 

@@ -18,6 +18,8 @@ from quped.data.datasets.digits import digits
 from quped.models import cnn1
 from quped.simulation.engines import vmap
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def stacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
