@@ -83,7 +83,7 @@ class PaperRun:
         """The run of a federation, as an experiment file has it."""
         column, algorithm, training = self.column, self._options("algorithm"), self.training
         kind = ALGORITHMS[algorithm["name"]]
-        if kind.quantizes:
+        if "quantization" in kind.__dataclass_fields__:
             algorithm["quantization"] = self._options("quantization")
         clients = [
             {"count": group.count, "model": group.model.model_dump(), "bits": group.bits or self.row.bits}

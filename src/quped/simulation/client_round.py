@@ -12,7 +12,8 @@ from quped import _tree
 from quped._evaluate import Score, score
 from quped._native import reusing
 from quped._rng import torch_seeded
-from quped.algorithms import AnyAlgorithm, ClientSpec
+from quped.algorithms import AnyAlgorithm, ClientSpec, Deployed
+from quped.algorithms._own_classes import none_seen, restrict, see
 from quped.data import Samples
 from quped.data.batches import draw
 from quped.errors import BadUpdateError
@@ -122,9 +123,17 @@ def initial_personal(setup: Setup, client: SimClient, shared: Any) -> Any:
     return setup.algorithm.init_personal(client.spec, shared)
 
 
+def deployed_model(setup: Setup, client: SimClient, shared: Any, personal: Any) -> Deployed:
+    """Return the model that a client uses; if the options say so, it chooses among the client's own classes."""
+    model = setup.algorithm.deploy(client.spec, shared, personal)
+    if not setup.options.own_classes:
+        return model
+    return restrict(model, client.spec, see(none_seen(client.spec), client.train.labels))
+
+
 def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any, personal: Any) -> Score:
     """Evaluate a client's deployed model on its test samples."""
-    model = setup.algorithm.deploy(client.spec, shared, personal).state
+    model = deployed_model(setup, client, shared, personal).state
     return evaluate_model(setup, client, client.spec.network, model, test)
 
 

@@ -12,7 +12,6 @@ import torch
 from quped import _tree
 from quped._computed import Computed
 from quped._rng import LOCK
-from quped.algorithms import Global
 from quped.errors import InvalidValueError, check, check_whole
 from quped.export import PackedModel, to_bytes
 from quped.records import Checkpoints, exclusive
@@ -23,6 +22,7 @@ from quped.simulation.engines import Engine, InlineEngine, ProcessEngine, VmapEn
 from quped.simulation.files import packed_model
 from quped.simulation.loop import Observer, Round, evaluate, simulate
 from quped.simulation.setup import Setup, SimClient
+from quped.typing import ModelState
 
 
 class History:
@@ -114,7 +114,8 @@ def collect(
         client.name: _tree.map_leaves(torch.clone, engine.deploy(shared, i)) for i, client in enumerate(setup.clients)
     }
     clients = {client.name: client for client in setup.clients}
-    w = shared.w if isinstance(shared, Global) else None
+    held = getattr(shared, "w", None)
+    w = held if isinstance(held, ModelState) else None  # some methods average parameters alone
     scores = [] if w is None else evaluate_global(setup, w)
     accuracy = curve[-1].accuracy
 

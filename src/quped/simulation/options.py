@@ -59,6 +59,13 @@ class TrainingOptions:
             "this round, with a warning."
         ),
     )
+    own_classes: bool = field(
+        default=False,
+        metadata=_help(
+            "Deployed models choose among the classes in their client's training data only. Their last layer needs a "
+            "bias, which then says so in every file and export."
+        ),
+    )
     schedule_epochs: int | None = field(
         default=None,
         metadata=_help(
@@ -98,6 +105,7 @@ RULES: Mapping[str, Callable[[str, object], object]] = {
     "clients_per_round": _whole(1),
     "evaluate_every": _whole(1),
     "bad_updates": lambda name, value: check(value in ("stop", "skip"), name, "'stop' or 'skip'", value),
+    "own_classes": lambda name, value: check(isinstance(value, bool), name, "True or False", value),
     "schedule_epochs": _whole(1),
 }
 """What each option may be."""

@@ -11,6 +11,7 @@ import torch
 
 from quped._rng import torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec, FedAvgFT, QuPeD
+from quped.algorithms._own_classes import check_own_classes
 from quped.data import Samples
 from quped.errors import BadUpdateError, check
 from quped.models import FunctionalNetwork
@@ -72,6 +73,9 @@ class Setup:
             check_warmup(algorithm.warmup_epochs, schedule)
         if isinstance(algorithm, FedAvgFT):
             warn_of_no_round_alone(algorithm, schedule)
+        if options.own_classes:
+            for client in clients:
+                check_own_classes(client.spec, f"the network of client '{client.name}'")
         specs = {client.spec.group: replace(client.spec, sgd=options.sgd) for client in clients}
 
         def batch_size(client: SimClient) -> int:
@@ -107,7 +111,11 @@ class Setup:
         training = (
             asdict(self.schedule)
             | asdict(self.options.sgd)
-            | {"batch_size": self._batch_size(), "bad_updates": self.options.bad_updates}
+            | {
+                "batch_size": self._batch_size(),
+                "bad_updates": self.options.bad_updates,
+                "own_classes": self.options.own_classes,
+            }
         )
         return {"hyperparameters": asdict(self.algorithm), "training": training}
 

@@ -99,6 +99,12 @@ class Networks:
                 self._outputs[key] = count_outputs(network, inputs, what)
         return self._outputs[key]
 
+    def logit_bias(self, network: FunctionalNetwork, samples: Samples) -> str | None:
+        """Name the parameter that a network adds to its logits, if there is one."""
+        with torch_seeded(self._seed, "kind"):
+            inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
+        return network.logit_bias(inputs)
+
     def _module(self, source: ModelSource, who: str) -> nn.Module:
         made: object = source
         if not isinstance(source, nn.Module) and callable(source):
@@ -237,6 +243,7 @@ def check_client(
             per_channel=client.per_channel,
             has_global_network=distinction(network, shared) is None,
             head=network.head,
+            logit_bias=networks.logit_bias(network, train),
             group=len(groups),
         )
         if bits:

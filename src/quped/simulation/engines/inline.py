@@ -6,7 +6,7 @@ from typing import Any
 from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.errors import BadUpdateError
-from quped.simulation.client_round import evaluate_client, initial_personal, one_thread, run_client
+from quped.simulation.client_round import deployed_model, evaluate_client, initial_personal, one_thread, run_client
 from quped.simulation.engines.base import average
 from quped.simulation.setup import Setup
 from quped.typing import Clock
@@ -43,8 +43,7 @@ class InlineEngine:
 
     def deploy(self, shared: Any, client: int) -> Deployed:
         """Return the model that a client uses now."""
-        spec = self._setup.clients[client].spec
-        return self._setup.algorithm.deploy(spec, shared, self.personal(shared, client))
+        return deployed_model(self._setup, self._setup.clients[client], shared, self.personal(shared, client))
 
     def evaluate(self, shared: Any) -> dict[int, Score]:
         """Evaluate each client's deployed model on its own test samples, if it has some."""

@@ -31,7 +31,7 @@ from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.data import Samples
 from quped.errors import BadUpdateError, QupedError, RunError, check
-from quped.simulation.client_round import evaluate_client, initial_personal, run_client
+from quped.simulation.client_round import deployed_model, evaluate_client, initial_personal, run_client
 from quped.simulation.engines._shared_rows import Rows
 from quped.simulation.engines.base import average
 from quped.simulation.setup import Setup
@@ -185,7 +185,7 @@ class ProcessEngine:
     def deploy(self, shared: Any, client: int) -> Deployed:
         """Return the model that a client uses now."""
         setup = self._board.setup
-        return setup.algorithm.deploy(setup.clients[client].spec, shared, self.personal(shared, client))
+        return deployed_model(setup, setup.clients[client], shared, self.personal(shared, client))
 
     def states(self) -> dict[int, Any]:
         """Return the personal state of every client that took part; its tensors are views of the files."""
