@@ -24,6 +24,7 @@ from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, p
 from quped.result import FORMAT, Evaluation
 from quped.simulation import Observer, Round, Setup
 from quped.simulation.checkpoint import recorded_curve
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 
 VALIDATION_FRACTION = 0.2
@@ -43,7 +44,7 @@ def run_experiment(
     out: Path,
     overwrite: bool = False,
     resume: bool = False,
-    workers: int | None = None,
+    where: EngineChoice,
     checkpoint_every: int = 25,
     follow: Follow | None = None,
 ) -> list[Result]:
@@ -69,7 +70,7 @@ def run_experiment(
             if result is None:
                 observers = [] if follow is None else [follow(type(setup.algorithm).__name__)]
                 try:
-                    result = run_method(setup, record, config, workers, checkpoint_every, observers)
+                    result = run_method(setup, record, config, where, checkpoint_every, observers)
                 except QupedError as error:
                     record.fail(str(error))
                     records[0].fail(str(error))
@@ -88,7 +89,7 @@ def run_method(
     setup: Setup,
     record: RunRecord,
     config: Result,
-    workers: int | None,
+    where: EngineChoice,
     checkpoint_every: int,
     observers: Sequence[Observer],
 ) -> Result:
@@ -96,7 +97,7 @@ def run_method(
     record.rewind([point_of(evaluation) for evaluation in recorded_curve(record.checkpoints)])
     trained = fit(
         setup,
-        workers=workers,
+        where=where,
         checkpoints=record.checkpoints,
         checkpoint_every=checkpoint_every,
         callbacks=[Recorder(record), *observers],

@@ -19,6 +19,7 @@ from quped.paper.runs import PaperRun
 from quped.records import RunRecord, revision, versions, write_json
 from quped.result import FORMAT, Evaluation
 from quped.simulation import Observer, Round
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 from quped.typing import Clock, Phase
 
@@ -87,7 +88,7 @@ def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers:
     setup = Population(run.experiment, run.seed).federation(method.algorithm).setup(method.training)
     result = fit(
         setup,
-        workers=workers,
+        where=EngineChoice(workers=workers),
         checkpoints=RunRecord(scratch).checkpoints,
         checkpoint_every=100,
         callbacks=observers,

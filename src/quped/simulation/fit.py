@@ -12,13 +12,13 @@ import torch
 from quped import _tree
 from quped._computed import Computed
 from quped._rng import LOCK
-from quped.errors import InvalidValueError, check, check_whole
+from quped.errors import check, check_whole
 from quped.export import PackedModel, to_bytes
 from quped.records import Checkpoints, exclusive
 from quped.result import ClientResult, Evaluation, FitResult
 from quped.simulation.checkpoint import Checkpointer, load, stop_signals
 from quped.simulation.client_round import evaluate_global
-from quped.simulation.engines import Engine, InlineEngine, ProcessEngine, VmapEngine, usable_cores
+from quped.simulation.engines import Engine, EngineChoice
 from quped.simulation.files import packed_model
 from quped.simulation.loop import Observer, Round, evaluate, simulate
 from quped.simulation.setup import Setup, SimClient
@@ -40,8 +40,7 @@ class History:
 def fit(
     setup: Setup,
     *,
-    workers: int | None = None,
-    device: torch.device | str | None = None,
+    where: EngineChoice,
     checkpoints: Checkpoints | Path | str | None = None,
     checkpoint_every: int = 25,
     callbacks: Sequence[Observer] = (),
@@ -50,14 +49,14 @@ def fit(
 
     Fits in several threads take turns: they share PyTorch's random generator, and perhaps networks.
     """
-    check_arguments(workers, device, checkpoints, checkpoint_every, callbacks)
+    check_arguments(checkpoints, checkpoint_every, callbacks)
     began = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(LOCK)
         if isinstance(checkpoints, Path | str):
             checkpoints = Checkpoints(Path(checkpoints))
             stack.enter_context(exclusive(checkpoints.folder))
-        engine = stack.enter_context(closing(open_engine(setup, workers, device)))
+        engine = stack.enter_context(closing(where.open(setup)))
         resumed = load(checkpoints, setup, engine) if checkpoints else None
         first, shared = 0, setup.algorithm.init_shared(setup.clients[0].spec)
         history = History(())
@@ -82,27 +81,13 @@ def fit(
         return collect(setup, engine, shared, history.curve, rounds, time.monotonic() - began)
 
 
-def check_arguments(
-    workers: object, device: object, checkpoints: object, checkpoint_every: object, callbacks: object
-) -> None:
+def check_arguments(checkpoints: object, checkpoint_every: object, callbacks: object) -> None:
     """Raise for arguments of `fit` that cannot be."""
     check_whole("checkpoint_every", checkpoint_every, 1)
-    if workers is not None:
-        check_whole("number of workers", workers, 0)
-    if device is not None and workers:
-        raise InvalidValueError("Pass either workers or device, not both.")
     known = checkpoints is None or isinstance(checkpoints, Checkpoints | Path | str)
     check(known, "checkpoints", "the path of a folder", checkpoints)
     listed = isinstance(callbacks, Sequence) and all(hasattr(one, "after_round") for one in callbacks)
     check(listed, "callbacks", "a list of objects with a method after_round(round)", callbacks)
-
-
-def open_engine(setup: Setup, workers: int | None, device: torch.device | str | None) -> Engine:
-    """Return the engine that was asked for; by default, all cores."""
-    if device is not None:
-        return VmapEngine(setup, device)
-    count = usable_cores() if workers is None else workers
-    return InlineEngine(setup) if count == 0 else ProcessEngine(setup, count)
 
 
 def collect(
