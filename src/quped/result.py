@@ -55,6 +55,8 @@ class ClientResult:
     """Bits per weight of each quantized parameter; empty in full precision."""
     samples: int
     """Training samples."""
+    test_samples: int
+    """Test samples; 0 without any."""
     accuracy: float | None
     """On the client's test samples; None without any."""
     parameters: int

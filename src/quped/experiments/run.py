@@ -21,6 +21,7 @@ from quped.errors import QupedError, RunError
 from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment, Group
 from quped.federation import Federation
 from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json, refuse_link
+from quped.report.hurt import REFERENCES, share_below
 from quped.result import FORMAT, Evaluation
 from quped.simulation import Observer, Round, Setup
 from quped.simulation.checkpoint import recorded_curve
@@ -78,7 +79,7 @@ def run_experiment(
             record.checkpoints.clear()  # also those that a kill left beside the result
             results.append(result)
         results[0]["comparison"] = [
-            {**summary(result), "record": str(folder.relative_to(out))}
+            {**summary(result, results), "record": str(folder.relative_to(out))}
             for result, folder in zip(results, folders, strict=True)
         ]
         records[0].result(results[0])
@@ -191,11 +192,13 @@ def warn_of_replacements(experiment: Experiment, algorithm: AnyAlgorithm) -> Non
         warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(words)}.", stacklevel=3)
 
 
-def summary(result: Result) -> Result:
+def summary(result: Result, results: Sequence[Result]) -> Result:
     """Return a method's line in the comparison."""
     return {
         "algorithm": result["algorithm"],
         "accuracy": result["accuracy"]["mean"],
+        "worst_tenth": result["accuracy"].get("worst_tenth"),
+        **{f"below_{reference}": share_below(result, results, reference) for reference in REFERENCES},
         "bytes_file": round(float(np.mean([client["bytes_file"] for client in result["clients"]]))),
         "seconds": result["seconds"],
     }

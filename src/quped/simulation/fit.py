@@ -135,6 +135,7 @@ def describe(client: SimClient, model: PackedModel, accuracy: float | None) -> C
         network=client.network.name,
         bits=dict(client.spec.bits),
         samples=len(client.train),
+        test_samples=0 if client.test is None else len(client.test),
         accuracy=accuracy,
         parameters=sum(value.numel() for value in params),
         bytes_file=len(to_bytes(model)),
