@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from quped._evaluate import over_clients
+from quped._files import remove_drafts
 from quped.errors import BadUpdateError, QupedError
 from quped.experiments.run import Population
 from quped.experiments.train import Epoch, Recipe, train
@@ -86,6 +87,16 @@ def execute(
             scratch.rmdir()
             lock.unlink()
         raise
+
+
+def remove_leftovers(runs: Iterable[PaperRun], folder: Path) -> None:
+    """Remove what processes left beside the records of these runs when they were killed."""
+    remove_drafts(folder)
+    for run in runs:
+        for lock in folder.glob(str(Path(scratch_folder(run, "*")).with_suffix(".lock"))):
+            with suppress(Timeout), FileLock(lock, blocking=False):
+                shutil.rmtree(lock.with_suffix(".partial"), ignore_errors=True)
+                lock.unlink()
 
 
 def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers: Sequence[Observer]) -> Record:

@@ -58,10 +58,17 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self.folder / f"round-{round_:09d}.safetensors", data)
+        except OSError as error:
+            raise RunError(f"A checkpoint cannot be written to {self.folder}: {error.strerror}.") from error
+        self.forget_older()
+
+    def forget_older(self) -> None:
+        """Remove all but the last two."""
+        try:
             for old in (*self.files()[self.KEPT :], *self._drafts()):
                 old.unlink()
         except OSError as error:
-            raise RunError(f"A checkpoint cannot be written to {self.folder}: {error.strerror}.") from error
+            raise RunError(f"Old checkpoints in {self.folder} cannot be removed: {error.strerror}.") from error
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the newest state that is undamaged, and its description."""

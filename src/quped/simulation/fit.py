@@ -73,6 +73,8 @@ def fit(
             stop = stack.enter_context(stop_signals())
             observers.append(Checkpointer(checkpoints, setup, engine, history.curve, checkpoint_every, stop))
         last = simulate(setup, engine, observers, timer, shared, first)
+        if checkpoints:
+            checkpoints.forget_older()  # a process that was killed after its last round did not
         if last is not None:
             shared = last.shared
             if last.evaluation is None:  # a callback ended the run

@@ -88,8 +88,16 @@ def _positive(name: str, value: object) -> None:
     check(0 < number(value) < math.inf, name, "above 0 and finite", value)
 
 
+MOST = 10**9
+"""No run is longer; larger numbers cannot all be divided."""
+
+
 def _whole(low: int) -> Callable[[str, object], None]:
-    return lambda name, value: check_whole(name, value, low)
+    def rule(name: str, value: object) -> None:
+        check_whole(name, value, low)
+        check(number(value) <= MOST, name, f"at most {MOST:,}", value)
+
+    return rule
 
 
 RULES: Mapping[str, Callable[[str, object], object]] = {
