@@ -12,6 +12,7 @@ from quped.algorithms import AnyAlgorithm, ClientSpec
 from quped.client import Client, ModelSource
 from quped.data import Samples, as_samples
 from quped.data.from_user import dtype_name
+from quped.data.samples import rows_of
 from quped.errors import InvalidValueError, NetworkError, QupedError, check
 from quped.models import FunctionalNetwork
 from quped.simulation.bits import Weights, budget_plan, client_bits, unquantized
@@ -31,7 +32,8 @@ def validate_clients(
     owner = f"client '{clients[0].name}'" if global_model is None else "the global model"
     shared = networks.make(source, owner)
     groups: dict[Hashable, ClientSpec] = {}
-    checked = [check_client(client, algorithm, shared, networks, groups) for client in clients]
+    tried: set[int] = set()
+    checked = [check_client(client, algorithm, shared, networks, groups, tried) for client in clients]
     warn_of_unseen_classes(checked)
     warn_of_unquantized(clients, checked, networks)
     return checked, shared
@@ -63,6 +65,7 @@ class Networks:
         self._seed = seed
         self._made: dict[int, FunctionalNetwork] = {}
         self._weights: dict[int, Weights] = {}
+        self._bits: dict[Hashable, dict[str, int]] = {}
         self._outputs: dict[Hashable, int] = {}
 
     def make(self, source: ModelSource, who: str) -> FunctionalNetwork:
@@ -79,7 +82,11 @@ class Networks:
     def bits(self, client: Client, who: str) -> dict[str, int]:
         """Return the bits of each parameter that a client quantizes."""
         network = self.make(client.model, who)
-        return client_bits(client, who, network, self.weights(client))
+        # In words, 1 and True differ, and a list is as good as any key.
+        asked = repr((client.bits, client.quantize, client.end_bits, client.per_channel))
+        if (key := (id(network), asked)) not in self._bits:
+            self._bits[key] = client_bits(client, who, network, self.weights(client))
+        return self._bits[key]
 
     def budget_bits(self, client: Client, who: str, samples: Samples, method: str) -> dict[str, int]:
         """Return the bits of each parameter with which a client's file stays within its budget."""
@@ -92,10 +99,11 @@ class Networks:
 
     def outputs(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
         """Run a network on one sample, once for each kind of input, and return the number of its outputs."""
+        if (rows := rows_of(samples)) is not None and (key := self._kind(network, rows)) in self._outputs:
+            return self._outputs[key]
         with torch_seeded(self._seed, "kind"):  # PyTorch data sets, and networks, may be random
             inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
-            key = (id(network), *((x.shape[1:], x.dtype) for x in inputs))
-            if key not in self._outputs:
+            if (key := self._kind(network, inputs)) not in self._outputs:
                 self._outputs[key] = count_outputs(network, inputs, what)
         return self._outputs[key]
 
@@ -104,6 +112,10 @@ class Networks:
         with torch_seeded(self._seed, "kind"):
             inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
         return network.logit_bias(inputs)
+
+    @staticmethod
+    def _kind(network: FunctionalNetwork, inputs: tuple[Tensor, ...]) -> Hashable:
+        return id(network), *((x.shape[1:], x.dtype) for x in inputs)
 
     def _module(self, source: ModelSource, who: str) -> nn.Module:
         made: object = source
@@ -204,12 +216,16 @@ def check_client(
     shared: FunctionalNetwork,
     networks: Networks,
     groups: dict[Hashable, ClientSpec],
+    tried: set[int],
 ) -> SimClient:
-    """Return a client as engines run it; clients with the same network and bits share one specification."""
+    """Return a client as engines run it; clients with the same network and bits share one specification.
+
+    What clients have in common is checked with the first of them: `groups` and `tried` remember it.
+    """
     who = f"client '{client.name}'"
     check(isinstance(client.per_channel, bool), f"'per_channel' of {who}", "True or False", client.per_channel)
-    train = as_samples(client.train, f"training data of {who}")
-    test = None if client.test is None else as_samples(client.test, f"test data of {who}")
+    train = as_samples(client.train, f"training data of {who}", tried)
+    test = None if client.test is None else as_samples(client.test, f"test data of {who}", tried)
     network = networks.make(client.model, who)
     bits = networks.bits(client, who)
     outputs = networks.outputs(network, train, f"The network of {who}")
@@ -275,8 +291,11 @@ def distinction(a: FunctionalNetwork, b: FunctionalNetwork) -> str | None:
 
 def warn_of_unquantized(clients: Sequence[Client], checked: Sequence[SimClient], networks: Networks) -> None:
     """Warn, in one sentence, of clients whose files would be mostly float32 weights that could be quantized."""
-    pairs = zip(clients, checked, strict=True)
-    remedies = {made.name: unquantized(client, made, networks.weights(client)) for client, made in pairs}
+    told: dict[int, str | None] = {}
+    for client, made in zip(clients, checked, strict=True):
+        if made.spec.group not in told:
+            told[made.spec.group] = unquantized(client, made, networks.weights(client))
+    remedies = {made.name: told[made.spec.group] for made in checked}
     if names := [name for name, remedy in remedies.items() if remedy is not None]:
         warnings.warn(
             f"Most of the file is not quantized for {listed(names)}. {remedies[names[0]]}",
@@ -287,14 +306,15 @@ def warn_of_unquantized(clients: Sequence[Client], checked: Sequence[SimClient],
 def warn_of_unseen_classes(clients: Sequence[SimClient]) -> None:
     """Warn, in one sentence, of clients that are tested on classes which they never see."""
     unseen = {
-        client.name: sorted(set(client.test.labels.tolist()) - set(client.train.labels.tolist()))
+        client.name: classes
         for client in clients
         if client.test is not None
+        and (classes := set(client.test.labels.tolist()).difference(client.train.labels.tolist()))
     }
-    told = [f"'{name}' ({', '.join(map(str, classes))})" for name, classes in unseen.items() if classes]
+    told = [f"'{name}' ({', '.join(map(str, sorted(classes)))})" for name, classes in list(unseen.items())[:3]]
     if told:
-        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
         warnings.warn(
-            f"Some clients are tested on classes without training samples: {', '.join(told[:3])}{more}.",
+            f"Some clients are tested on classes without training samples: {', '.join(told)}{more}.",
             stacklevel=4,  # whoever makes a Federation
         )
