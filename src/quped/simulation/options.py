@@ -52,6 +52,13 @@ class TrainingOptions:
     evaluate_every: int = field(
         default=1, metadata=_help("Epochs between two evaluations. The last round is always evaluated.")
     )
+    evaluate_clients: int | None = field(
+        default=None,
+        metadata=_help(
+            "Clients whose models are evaluated, drawn once from the seed among those with test samples; by default "
+            "all. With many clients, an evaluation of all takes longer than many rounds."
+        ),
+    )
     bad_updates: Literal["stop", "skip"] = field(
         default="stop",
         metadata=_help(
@@ -112,6 +119,7 @@ RULES: Mapping[str, Callable[[str, object], object]] = {
     "finetune_epochs": _whole(0),
     "clients_per_round": _whole(1),
     "evaluate_every": _whole(1),
+    "evaluate_clients": _whole(1),
     "bad_updates": lambda name, value: check(value in ("stop", "skip"), name, "'stop' or 'skip'", value),
     "own_classes": lambda name, value: check(isinstance(value, bool), name, "True or False", value),
     "schedule_epochs": _whole(1),

@@ -25,6 +25,8 @@ class Schedule:
     evaluate_every: int
     stretch: float = 1.0
     """Epochs of the schedules of learning rate and lambda that pass in one epoch: above 1 in a shortened run."""
+    evaluate_clients: int | None = None
+    """How many clients are evaluated; None: all with test samples."""
 
     @classmethod
     def of(cls, options: TrainingOptions, sizes: Sequence[int], *, quantizes: bool) -> "Schedule":
@@ -47,6 +49,7 @@ class Schedule:
             clients_per_round=int(sampled),
             evaluate_every=int(options.evaluate_every),
             stretch=1.0 if options.schedule_epochs is None else options.schedule_epochs / options.epochs,
+            evaluate_clients=None if options.evaluate_clients is None else int(options.evaluate_clients),
         )
         if options.finetune_epochs is None and quantizes:
             return schedule._with_finetuning(max(1, round(options.epochs / 6)))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quped._rng import torch_seeded
+from quped._rng import generator, torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec, FedAvgFT, QuPeD
 from quped.algorithms._own_classes import check_own_classes
 from quped.data import Samples
@@ -99,6 +99,15 @@ class Setup:
             twice = first.train.batch(torch.zeros(2, dtype=torch.long))  # BatchNorm needs two samples
             _, payload = algorithm.finish(first.spec, work, twice, clock)
         return Templates(shared, payload, personal)
+
+    @cached_property
+    def evaluated(self) -> Mapping[int, Samples]:
+        """The clients that are evaluated, each with its test samples; the same ones in every evaluation of a run."""
+        tested = [i for i, client in enumerate(self.clients) if client.test is not None]
+        count = self.schedule.evaluate_clients
+        if count is not None and count < len(tested):
+            tested = sorted(generator(self.seed, "evaluate").choice(tested, count, replace=False).tolist())
+        return {i: test for i in tested if (test := self.clients[i].test) is not None}
 
     def handle_bad_update(self, error: BadUpdateError) -> None:
         """Stop the run, or warn that a client is skipped in this round, as the options say."""

@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,9 @@ def validate_clients(
     source = clients[0].model if global_model is None else global_model
     owner = f"client '{clients[0].name}'" if global_model is None else "the global model"
     shared = networks.make(source, owner)
-    groups: dict[Hashable, ClientSpec] = {}
-    tried: set[int] = set()
-    checked = [check_client(client, algorithm, shared, networks, groups, tried) for client in clients]
-    warn_of_unseen_classes(checked)
+    seen = Seen({}, set(), {})
+    checked = [check_client(client, algorithm, shared, networks, seen) for client in clients]
+    warn_of_unseen_classes(seen.unknown_classes)
     warn_of_unquantized(clients, checked, networks)
     return checked, shared
 
@@ -210,29 +210,37 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:3]) + more
 
 
-def check_client(
-    client: Client,
-    algorithm: AnyAlgorithm,
-    shared: FunctionalNetwork,
-    networks: Networks,
-    groups: dict[Hashable, ClientSpec],
-    tried: set[int],
-) -> SimClient:
-    """Return a client as engines run it; clients with the same network and bits share one specification.
+class Seen(NamedTuple):
+    """What is known from the clients before: what they have in common is checked once."""
 
-    What clients have in common is checked with the first of them: `groups` and `tried` remember it.
-    """
+    groups: dict[Hashable, ClientSpec]
+    """For each network with its bits."""
+    wholes: set[int]
+    """The ids of samples of which clients have subsets."""
+    unknown_classes: dict[str, set[int]]
+    """For each client that is tested on classes which it never sees, these."""
+
+
+def check_client(
+    client: Client, algorithm: AnyAlgorithm, shared: FunctionalNetwork, networks: Networks, seen: Seen
+) -> SimClient:
+    """Return a client as engines run it; clients with the same network and bits share one specification."""
+    groups = seen.groups
     who = f"client '{client.name}'"
     check(isinstance(client.per_channel, bool), f"'per_channel' of {who}", "True or False", client.per_channel)
-    train = as_samples(client.train, f"training data of {who}", tried)
-    test = None if client.test is None else as_samples(client.test, f"test data of {who}", tried)
+    train = as_samples(client.train, f"training data of {who}", seen.wholes)
+    test = None if client.test is None else as_samples(client.test, f"test data of {who}", seen.wholes)
     network = networks.make(client.model, who)
     bits = networks.bits(client, who)
     outputs = networks.outputs(network, train, f"The network of {who}")
-    highest = int(train.labels.max())
+    classes = set(train.labels.tolist())
+    highest = max(classes)
     if test is not None:
         networks.outputs(network, test, f"The network of {who}, on its test data,")
-        highest = max(highest, int(test.labels.max()))
+        tested = set(test.labels.tolist())
+        highest = max(highest, *tested)
+        if not tested <= classes:
+            seen.unknown_classes[client.name] = tested - classes
     if highest >= outputs:
         raise NetworkError(
             f"The network of {who} has {outputs} outputs but its labels go up to {highest}: "
@@ -303,14 +311,8 @@ def warn_of_unquantized(clients: Sequence[Client], checked: Sequence[SimClient],
         )
 
 
-def warn_of_unseen_classes(clients: Sequence[SimClient]) -> None:
+def warn_of_unseen_classes(unseen: Mapping[str, set[int]]) -> None:
     """Warn, in one sentence, of clients that are tested on classes which they never see."""
-    unseen = {
-        client.name: classes
-        for client in clients
-        if client.test is not None
-        and (classes := set(client.test.labels.tolist()).difference(client.train.labels.tolist()))
-    }
     told = [f"'{name}' ({', '.join(map(str, sorted(classes)))})" for name, classes in list(unseen.items())[:3]]
     if told:
         more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""

@@ -46,12 +46,11 @@ class InlineEngine:
         return deployed_model(self._setup, self._setup.clients[client], shared, self.personal(shared, client))
 
     def evaluate(self, shared: Any) -> dict[int, Score]:
-        """Evaluate each client's deployed model on its own test samples, if it has some."""
+        """Evaluate the deployed model of each client that is evaluated on its own test samples."""
         with one_thread():
             return {
-                i: evaluate_client(self._setup, client, client.test, shared, self.personal(shared, i))
-                for i, client in enumerate(self._setup.clients)
-                if client.test is not None
+                i: evaluate_client(self._setup, self._setup.clients[i], test, shared, self.personal(shared, i))
+                for i, test in self._setup.evaluated.items()
             }
 
     def states(self) -> dict[int, Any]:
@@ -59,8 +58,8 @@ class InlineEngine:
         return dict(self._personal)
 
     def restore(self, states: Mapping[int, Any]) -> None:
-        """Continue from such states."""
-        self._personal = dict(states)
+        """Continue from such states; other clients keep theirs."""
+        self._personal |= states
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
