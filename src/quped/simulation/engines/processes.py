@@ -13,12 +13,12 @@ import shutil
 import signal
 import sys
 import tempfile
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,10 +30,10 @@ from quped import _tree
 from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.data import Samples
-from quped.errors import BadUpdateError, QupedError, RunError, check
+from quped.errors import BadUpdateError, RunError, check
 from quped.simulation.client_round import evaluate_client, initial_personal, run_client
 from quped.simulation.engines._shared_rows import Rows
-from quped.simulation.engines.base import average
+from quped.simulation.engines.base import average, reported
 from quped.simulation.setup import Setup
 from quped.typing import Clock
 
@@ -296,16 +296,7 @@ def serve(pipe: Connection, board: Board, parent: int) -> None:
             job = pipe.recv()
         except (EOFError, ConnectionError):
             return
-        try:
-            result = board.do(job)
-        except QupedError as error:  # told to the engine, which raises it, with the place that a pickle leaves out
-            if error.__cause__ is not None:
-                error.add_note("".join(traceback.format_exception(error.__cause__)))
-            pipe.send(error)
-        except Exception:  # of ours: its pickle may not be readable
-            pipe.send(RuntimeError(traceback.format_exc()))
-        else:
-            pipe.send(result)
+        pipe.send(reported(partial(board.do, job)))
 
 
 def die_with_parent() -> None:
