@@ -65,6 +65,7 @@ class Federation:
         engine: str | None = None,
         workers: int | None = None,
         device: torch.device | str | None = None,
+        address: str | None = None,
         checkpoints: Checkpoints | Path | str | None = None,
         checkpoint_every: int = 25,
         callbacks: Sequence[Observer] = (),
@@ -75,11 +76,14 @@ class Federation:
 
         Arguments:
             options: The training options as one object; options given by name, as in `fit(epochs=5)`, replace its own.
-            engine: Where clients are computed: "inline" in this process, "processes" in worker processes, or "vmapped",
-                clients with the same network and bits at once. The result of the first two is the same, bit for bit;
-                that of the last is the same up to rounding. By default it follows from the next two.
+            engine: Where clients are computed: "inline" in this process, "processes" in worker processes, "ray" on one
+                or several machines, or "vmapped", clients with the same network and bits at once. The first three
+                give the same result, bit for bit; the last the same up to rounding. By default it follows from
+                `workers` and `device`.
             workers: Worker processes; 0 runs in this process. By default all cores on Linux, else 0.
             device: Such as "cuda": where the engine "vmapped" computes. By default a GPU if there is one.
+            address: Of the cluster for the engine "ray", such as "auto" on one of its machines.
+                By default Ray is started on this machine.
             checkpoints: A folder. The run continues from its newest checkpoint, if there is one, and ends as if it had
                 never been interrupted. SIGINT and SIGTERM write a checkpoint and end the run with an
                 `InterruptedRunError`.
@@ -88,7 +92,7 @@ class Federation:
                 If it returns True, the run ends with this round.
             progress: Show progress on standard error: a bar in a terminal, a few lines elsewhere. False shows nothing.
         """
-        where = EngineChoice(engine, workers, device)
+        where = EngineChoice(engine, workers, device, address)
         setup = self.setup(options, **training)
         with progress_observer(progress, type(self.algorithm).__name__) as shown:
             return fit(

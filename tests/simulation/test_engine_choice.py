@@ -1,5 +1,6 @@
 """One argument names the engine, and the others must fit it."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,12 @@ def test_a_name_starts_its_engine(arguments: dict[str, Any], kind: type) -> None
     [
         ({"engine": "proceses"}, "There is no engine 'proceses'. Did you mean 'processes'?"),
         ({"engine": 3}, "The engine must be a name such as 'inline', got 3"),
-        ({"engine": "inline", "workers": 2}, "The engine 'inline' takes no workers: .* engine='processes'"),
+        (
+            {"engine": "inline", "workers": 2},
+            "The engine 'inline' takes no workers: .* engine='processes' or engine='ray'",
+        ),
         ({"engine": "processes", "device": "cpu"}, "The engine 'processes' takes no device: .* engine='vmapped'"),
+        ({"engine": "processes", "address": "auto"}, "The engine 'processes' takes no address: .* engine='ray'"),
         ({"engine": "processes", "workers": 0}, "number of workers must be at least 1, got 0"),
         ({"workers": -1}, "number of workers must be a whole number of at least 0, got -1"),
     ],
@@ -56,6 +61,12 @@ def test_a_name_starts_its_engine(arguments: dict[str, Any], kind: type) -> None
 def test_what_does_not_fit_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(QupedError, match=words):
         fit(QuPeD(), **arguments)
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_a_missing_package_names_its_extra() -> None:
+    with pytest.raises(QupedError, match=r"package 'ray' is not installed: .*quped\[ray\]"):
+        fit(QuPeD(), engine="ray", workers=None)
 
 
 def test_named_engines_agree_bit_for_bit() -> None:

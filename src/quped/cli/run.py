@@ -55,6 +55,10 @@ Workers = Annotated[
         show_default="all cores on Linux, else 0",
     ),
 ]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the cluster, for --engine ray.", show_default="Ray is started on this machine"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print result.json, and nothing else, on standard output.")]
 
@@ -69,6 +73,7 @@ def run_command(
     checkpoint_every: CheckpointEvery = 25,
     engine: EngineName = None,
     workers: Workers = None,
+    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -76,7 +81,7 @@ def run_command(
 
     Without arguments, runs the preset *quickstart*. Ctrl-C stops after the round, with a checkpoint; again, at once.
     """
-    where = EngineChoice(engine, workers)
+    where = EngineChoice(engine, workers, address=address)
     if resume is not None:
         if preset or change or seed is not None or out or overwrite:
             raise InvalidValueError("--resume takes the experiment from the record: give no other options of it.")

@@ -1,6 +1,7 @@
 """What every engine can do."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from quped import _tree
 from quped._evaluate import Score
 from quped.algorithms import Deployed
-from quped.errors import RunError
+from quped.errors import QupedError, RunError
 from quped.typing import Clock
 
 
@@ -55,3 +56,15 @@ def average(updates: Iterable[tuple[Any, float]], clock: Clock) -> tuple[Any, fl
     if not losses:
         raise RunError(f"No client of round {clock.round + 1} gave an update that can be used.")
     return _tree.map_leaves(lambda leaf: leaf / len(losses), total), sum(losses) / len(losses)
+
+
+def reported(do: Callable[[], Any]) -> Any:
+    """Do something in a worker; return its result, or an error that survives the way to the engine, which raises it."""
+    try:
+        return do()
+    except QupedError as error:  # with the place that a pickle leaves out
+        if error.__cause__ is not None:
+            error.add_note("".join(traceback.format_exception(error.__cause__)))
+        return error
+    except Exception:  # of ours: its pickle may not be readable
+        return RuntimeError(traceback.format_exc())

@@ -21,6 +21,7 @@ class EngineChoice:
     engine: str | None = None
     workers: int | None = None
     device: torch.device | str | None = None
+    address: str | None = None
 
     def __post_init__(self) -> None:
         check(self.engine is None or isinstance(self.engine, str), "engine", "a name such as 'inline'", self.engine)
@@ -28,7 +29,7 @@ class EngineChoice:
             raise InvalidValueError(f"There is no engine '{self.engine}'. {did_you_mean(self.engine, ENGINES)}")
         if self.workers is not None:
             check_whole("number of workers", self.workers, 0)
-        for what in ("workers", "device"):
+        for what in ("workers", "device", "address"):
             if getattr(self, what) and what not in ENGINES[self.name].takes:
                 takers = " or ".join(f"engine='{name}'" for name, kind in ENGINES.items() if what in kind.takes)
                 raise InvalidValueError(f"The engine '{self.name}' takes no {what}: leave it out, or use {takers}.")
@@ -70,9 +71,17 @@ def open_vmapped(setup: Setup, choice: EngineChoice) -> Engine:
     return VmapEngine(setup, choice.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
+def open_ray(setup: Setup, choice: EngineChoice) -> Engine:
+    """Start actors of Ray on a cluster, or on this machine, by default one for each core."""
+    from quped.simulation.engines.ray import RayEngine  # here, because Ray comes with an extra
+
+    return RayEngine(setup, choice.workers, choice.address)
+
+
 ENGINES: Mapping[str, Kind] = {
     "inline": Kind(open_inline, ()),
     "processes": Kind(open_processes, ("workers",)),
     "vmapped": Kind(open_vmapped, ("device",)),
+    "ray": Kind(open_ray, ("workers", "address")),
 }
 """Every engine by its name."""

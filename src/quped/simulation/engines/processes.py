@@ -16,12 +16,12 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -34,10 +34,10 @@ from quped._computed import Computed
 from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.data import Samples
-from quped.errors import BadUpdateError, QupedError, RunError, check
+from quped.errors import BadUpdateError, RunError, check
 from quped.simulation.client_round import deployed_model, evaluate_client, initial_personal, run_client
 from quped.simulation.engines._shared_rows import Rows
-from quped.simulation.engines.base import average
+from quped.simulation.engines.base import average, reported
 from quped.simulation.setup import Setup
 from quped.typing import Clock
 
@@ -373,16 +373,7 @@ def serve(pipe: Connection, board: Board, parent: int) -> None:
             job = pipe.recv()
         except (EOFError, ConnectionError):
             return
-        try:
-            result = board.do(job)
-        except QupedError as error:  # told to the engine, which raises it, with the place that a pickle leaves out
-            if error.__cause__ is not None:
-                error.add_note("".join(traceback.format_exception(error.__cause__)))
-            pipe.send(error)
-        except Exception:  # of ours: its pickle may not be readable
-            pipe.send(RuntimeError(traceback.format_exc()))
-        else:
-            pipe.send(result)
+        pipe.send(reported(partial(board.do, job)))
 
 
 def die_with_parent() -> None:
