@@ -6,10 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from quped._evaluate import Score, over_clients
+from quped._evaluate import Evaluation, Score, over_clients
 from quped.algorithms import Deployed
 from quped.data import Samples
 from quped.errors import InvalidValueError, did_you_mean
@@ -18,31 +17,6 @@ from quped.export.formats import FORMATS, Source
 from quped.models import FunctionalNetwork
 from quped.records import plain, versions
 from quped.typing import ModelState
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A point of the learning curve."""
-
-    round: int
-    """From 0."""
-    epoch: int
-    """From 0: the one in which the round began."""
-    phase: str
-    """"train" or "finetune"."""
-    loss: float
-    """Training loss, mean over the round's clients and steps."""
-    accuracy: dict[str, float]
-    """Test accuracy of each client's deployed model; clients without test samples are not listed."""
-    seconds: float
-    """Since the run began."""
-    accuracy_own_classes: dict[str, float] = field(default_factory=dict)
-    """The same if a model may only choose among the classes in its client's training data."""
-
-    @property
-    def mean(self) -> float:
-        """Test accuracy, mean over clients; NaN if none has test samples."""
-        return float(np.mean(list(self.accuracy.values()))) if self.accuracy else float("nan")
 
 
 @dataclass(frozen=True)

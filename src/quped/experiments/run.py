@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quped._evaluate import Evaluation
 from quped._rng import generator
 from quped.algorithms import FULL_PRECISION, AnyAlgorithm
 from quped.client import Client
@@ -22,7 +23,7 @@ from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment, Group
 from quped.federation import Federation
 from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json, refuse_link
 from quped.report.hurt import REFERENCES, share_below
-from quped.result import FORMAT, Evaluation
+from quped.result import FORMAT
 from quped.simulation import Observer, Round, Setup
 from quped.simulation.checkpoint import recorded_curve
 from quped.simulation.engines import EngineChoice
