@@ -59,6 +59,13 @@ class TrainingOptions:
             "this round, with a warning."
         ),
     )
+    max_update_norm: float | None = field(
+        default=None,
+        metadata=_help(
+            "How far a client may move what is averaged in a round, as the Euclidean norm of all its numbers: a longer "
+            "update is shortened to it. By default there is no bound."
+        ),
+    )
     schedule_epochs: int | None = field(
         default=None,
         metadata=_help(
@@ -106,6 +113,7 @@ RULES: Mapping[str, Callable[[str, object], object]] = {
     "clients_per_round": _whole(1),
     "evaluate_every": _whole(1),
     "bad_updates": lambda name, value: check(value in ("stop", "skip"), name, "'stop' or 'skip'", value),
+    "max_update_norm": _positive,
     "schedule_epochs": _whole(1),
 }
 """What each option may be."""
