@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from quped import Client, FedAvg, Federation, QuPeD, load, save
 from quped._digest import tensor_digest
@@ -62,6 +63,8 @@ from quped.paper.records import find_record
 from quped.paper.runs import PaperRun, paper_runs
 from quped.paper.table import load_table
 from quped.records import Checkpoints, RunRecord, write_json
+from quped.records.checkpoints import PARTS
+from quped.records.checkpoints import read as read_checkpoint
 
 PATIENCE = 120.0
 """Seconds after which a run hangs: of computing, or without any. On a busy machine it may take longer otherwise."""
@@ -584,9 +587,15 @@ CLOCK = {"seconds", "images_per_second", "threads", "date", "sha256", "files"}
 
 
 def outcome(folder: Path) -> dict[str, str]:
-    """Return a digest of every file that a run left, without what a clock told."""
-    found = {}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "output.txt"):
+    """Return a digest of every file that a run left, without what a clock told, and the parts of checkpoints.
+
+    Which checkpoint wrote a part that several use depends on the kills.
+    """
+    found, parts = {}, set[str]()
+    for file in folder.rglob("round-*"):
+        with contextlib.suppress(QupedError, OSError, SafetensorError, ValueError):  # it may be harmed
+            parts |= read_checkpoint(file)[1].get(PARTS, {}).keys()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in parts):
         content = file.read_bytes()
         if file.suffix in (".json", ".jsonl"):
             lines = [content] if file.suffix == ".json" else content.splitlines()

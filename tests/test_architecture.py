@@ -20,7 +20,7 @@ LAYERS = (
     {"client", "result"},
     {"simulation"},
     {"progress", "federation"},
-    {"testing", "_bench", "_bench_files", "report"},
+    {"testing", "_bench", "_bench_files", "_bench_networks", "report"},
     {"experiments"},
     {"paper"},
     {"cli"},
@@ -38,6 +38,7 @@ ONLY_IN = {
     "matplotlib": {"report", "paper"},
     "onnx": {"export"},
     "onnxruntime": {"export"},
+    "ray": {"simulation"},
 }
 """Packages that come with an extra, and the parts that may import them."""
 
@@ -79,6 +80,11 @@ def test_imports_point_downward(path: Path) -> None:
         if top == "quped" and rest:
             assert HEIGHT[rest[0]] <= HEIGHT[part], f"{part} is below {rest[0]}"
         assert part in ONLY_IN.get(top, {part}), f"only {ONLY_IN.get(top)} may import {top}"
+
+
+def test_one_file_imports_ray() -> None:
+    importing = [path.name for path in FILES if any(name.split(".")[0] == "ray" for name in imports(path))]
+    assert importing == ["ray.py"]
 
 
 def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:

@@ -33,6 +33,7 @@ def test_a_record_is_found_and_not_made_again(run: PaperRun, tmp_path: Path) -> 
     assert record["config"] == run.config
     assert (record["epochs"], record["full_epochs"], record["shortened"]) == (4, 4, False)
     assert len(record["curve"]) == 4
+    assert record["test_samples"] == {"client-0": 119, "client-1": 118, "client-2": 118}
     assert find_record(run, tmp_path) == record
     assert execute(run, tmp_path, workers=0) == record  # its seconds too
     assert [path.name for path in (tmp_path / run.path).parent.iterdir()] == ["seed-0.json"]
@@ -155,6 +156,26 @@ def test_a_run_on_other_data_is_missing(run: PaperRun, tmp_path: Path, monkeypat
     record = execute(run, tmp_path, workers=0)
     assert record is not None
     assert record["data"] == whole
+
+
+def test_a_column_of_one_size_keeps_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data of another size are stored: what is recorded stays, and what is not is no run to make."""
+    monkeypatch.setenv("QUPED_CACHE", str(tmp_path))
+    text = SMALL.replace('title = "Digits"', 'title = "Digits"\nsamples = 10\nexact = true')
+    done, undone = (one_run(small_table(tmp_path, text=text), name) for name in ("fedavg", "quped-2bit"))
+    write_record(tmp_path, done, 0.9, data="of then")
+    for rows, missing, impossible in ((10, [done, undone], []), (120, [], [undone])):
+        (tmp_path / "scratch").mkdir(exist_ok=True)
+        store.write(store.stored_file("digits"), {"train_labels": torch.arange(rows)}, "a test", tmp_path / "scratch")
+        state = status([done, undone], tmp_path)
+        assert (state.missing, state.impossible) == (missing, impossible)
+
+
+def test_rows_that_read_one_record_are_one_run() -> None:
+    runs = paper_runs(find_table("mnist"), ["fedavg", "fedavg-own"], ["4-classes"], seeds=1)
+    assert [run.path for run in runs] == [Path("mnist/4-classes/fedavg/seed-0.json")]
+    (alone,) = paper_runs(find_table("mnist"), ["fedavg-own"], ["4-classes"], seeds=1)
+    assert (alone.path, alone.config) == (runs[0].path, runs[0].config)
 
 
 def test_a_network_from_other_weights_is_missing(tmp_path: Path) -> None:

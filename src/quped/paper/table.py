@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -51,6 +51,10 @@ class Row(Options):
     """Whether the paper does not have this row."""
     seeds: int | None = None
     """How many seeds there are, for a row that does not depend on them."""
+    record_of: str | None = None
+    """The row whose records this one reads: then it has no runs of its own."""
+    reads: Literal["accuracy", "accuracy_own_classes"] = "accuracy"
+    """What it reads in a record."""
     paper: Mapping[str, PaperNumber] = {}
     """The paper's numbers by column."""
 
@@ -58,6 +62,15 @@ class Row(Options):
     def label(self) -> str:
         """The title, marked if the row is ours."""
         return f"{self.title} (ours)" if self.ours else self.title
+
+    @property
+    def recorded_as(self) -> str:
+        """The row that its records name."""
+        return self.record_of or self.name
+
+    def is_plain(self, algorithm: str) -> bool:
+        """Say whether the row is this algorithm as the table has it, without options of its own."""
+        return self.algorithm == {"name": algorithm} and not self.quantization and self.reads == "accuracy"
 
 
 class Clients(Section):
@@ -89,6 +102,8 @@ class Column(Setting):
     """For a single network: fields of a `Recipe`. Then there are no clients."""
     samples: int = 50_000
     """Training samples, for estimates of the time that is left."""
+    exact: bool = False
+    """Whether the records are of just so many samples, for a data set that is stored in several sizes."""
     cost: float = 1.0
     """Of a step, beside one of CNN1 with the bits of the row: for the same estimates."""
 
@@ -109,7 +124,9 @@ class Table(Setting):
     name: str
     title: str
     source: str
-    """Its place in the paper."""
+    """Its place in the paper, or what it adds."""
+    grid: tuple[float, ...] = (0.05, 0.075, 0.1, 0.125, 0.15, 0.2)
+    """The learning rates to choose from; by default the paper's."""
     rows: Mapping[str, Row]
     columns: Mapping[str, Column]
 

@@ -52,6 +52,13 @@ class TrainingOptions:
     evaluate_every: int = field(
         default=1, metadata=_help("Epochs between two evaluations. The last round is always evaluated.")
     )
+    evaluate_clients: int | None = field(
+        default=None,
+        metadata=_help(
+            "Clients whose models are evaluated, drawn once from the seed among those with test samples; by default "
+            "all. With many clients, an evaluation of all takes longer than many rounds."
+        ),
+    )
     bad_updates: Literal["stop", "skip"] = field(
         default="stop",
         metadata=_help(
@@ -64,6 +71,13 @@ class TrainingOptions:
         metadata=_help(
             "How far a client may move what is averaged in a round, as the Euclidean norm of all its numbers: a longer "
             "update is shortened to it. By default there is no bound."
+        ),
+    )
+    own_classes: bool = field(
+        default=False,
+        metadata=_help(
+            "Deployed models choose among the classes in their client's training data only. Their last layer needs a "
+            "bias, which then says so in every file and export."
         ),
     )
     schedule_epochs: int | None = field(
@@ -112,8 +126,10 @@ RULES: Mapping[str, Callable[[str, object], object]] = {
     "finetune_epochs": _whole(0),
     "clients_per_round": _whole(1),
     "evaluate_every": _whole(1),
+    "evaluate_clients": _whole(1),
     "bad_updates": lambda name, value: check(value in ("stop", "skip"), name, "'stop' or 'skip'", value),
     "max_update_norm": _positive,
+    "own_classes": lambda name, value: check(isinstance(value, bool), name, "True or False", value),
     "schedule_epochs": _whole(1),
 }
 """What each option may be."""
