@@ -21,6 +21,8 @@ class Score(NamedTuple):
     """The share of samples that it classifies correctly."""
     own_classes: float
     """The same if it may only choose among the classes in the client's training data."""
+    weights: dict[str, Any] | None = None
+    """Of a client whose weights are watched, where they lie around their centers."""
 
 
 def accuracy(network: Network, model: ModelState, samples: Samples) -> float:

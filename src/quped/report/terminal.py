@@ -20,7 +20,8 @@ NARROW = 80
 
 def title(result: Result) -> str:
     """Return an algorithm's proper name."""
-    return ALGORITHMS[result["algorithm"]].__name__
+    known = ALGORITHMS.get(result["algorithm"])
+    return str(result["algorithm"]) if known is None else known.__name__
 
 
 def titles(results: list[Result]) -> list[str]:

@@ -12,10 +12,11 @@ from quped import _tree
 from quped._evaluate import Score, score
 from quped._native import reusing
 from quped._rng import torch_seeded
-from quped.algorithms import AnyAlgorithm, ClientSpec
+from quped.algorithms import AnyAlgorithm, ClientSpec, Learner
 from quped.data import Samples
 from quped.data.batches import draw
 from quped.errors import BadUpdateError
+from quped.quant.histogram import histogram
 from quped.simulation._naming import naming
 from quped.simulation.setup import Setup, SimClient
 from quped.typing import Batch, Clock, ModelState, Network
@@ -125,7 +126,10 @@ def initial_personal(setup: Setup, client: SimClient, shared: Any) -> Any:
 def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any, personal: Any) -> Score:
     """Evaluate a client's deployed model on its test samples."""
     model = setup.algorithm.deploy(client.spec, shared, personal).state
-    return evaluate_model(setup, client, client.spec.network, model, test)
+    score = evaluate_model(setup, client, client.spec.network, model, test)
+    if isinstance(personal, Learner) and client.name in setup.watched:
+        return score._replace(weights=histogram(personal.x.params, personal.c))
+    return score
 
 
 def evaluate_model(setup: Setup, client: SimClient, network: Network, model: ModelState, test: Samples) -> Score:

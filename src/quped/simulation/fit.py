@@ -1,6 +1,7 @@
 """From a setup to a result."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -21,7 +22,7 @@ from quped.simulation.checkpoint import Checkpointer, load, stop_signals
 from quped.simulation.client_round import evaluate_global
 from quped.simulation.engines import Engine, InlineEngine, ProcessEngine, VmapEngine, usable_cores
 from quped.simulation.files import packed_model
-from quped.simulation.loop import Observer, Round, evaluate, simulate
+from quped.simulation.loop import Observer, Round, evaluate, sample_clients, simulate
 from quped.simulation.setup import Setup, SimClient
 
 
@@ -117,6 +118,7 @@ def collect(
     w = shared.w if isinstance(shared, Global) else None
     scores = [] if w is None else evaluate_global(setup, w)
     accuracy = curve[-1].accuracy
+    took_part = participation(setup, rounds)
 
     def pack(name: str) -> PackedModel:
         return packed_model(setup, clients[name], models[name], accuracy.get(name))
@@ -128,7 +130,7 @@ def collect(
         rounds=rounds,
         seconds=seconds,
         curve=curve,
-        describe=lambda name: describe(clients[name], pack(name), accuracy.get(name)),
+        describe=lambda name: describe(clients[name], pack(name), accuracy.get(name), took_part[name]),
         models={name: models[name] for name in setup.names},
         files=Computed(setup.names, lambda name: to_bytes(pack(name))),
         networks={name: clients[name].network for name in setup.names},
@@ -138,10 +140,17 @@ def collect(
         global_accuracy_own_classes=float(np.mean([score.own_classes for score in scores])) if scores else None,
         global_network=setup.global_network,
         options=setup.describe(),
+        sent=setup.sent,
     )
 
 
-def describe(client: SimClient, model: PackedModel, accuracy: float | None) -> ClientResult:
+def participation(setup: Setup, rounds: int) -> Counter[str]:
+    """Return in how many of the rounds each client was asked to take part."""
+    chosen = (sample_clients(setup.schedule, len(setup.clients), setup.seed, number) for number in range(rounds))
+    return Counter(setup.clients[i].name for some in chosen for i in some)
+
+
+def describe(client: SimClient, model: PackedModel, accuracy: float | None, rounds: int) -> ClientResult:
     """Return what came out for one client."""
     params = (*client.network.initial.params.values(), *client.network.frozen.values())
     return ClientResult(
@@ -154,4 +163,6 @@ def describe(client: SimClient, model: PackedModel, accuracy: float | None) -> C
         bytes_file=len(to_bytes(model)),
         bytes_packed=model.floor,
         bytes_float32=model.float_bytes,
+        classes=client.train.labels.bincount().tolist(),
+        rounds=rounds,
     )

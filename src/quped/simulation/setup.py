@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quped import _tree
 from quped._rng import torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec, FedAvgFT, QuPeD
 from quped.data import Samples
@@ -30,6 +31,10 @@ class SimClient:
     train: Samples
     test: Samples | None
     batch_size: int = DEFAULT_BATCH_SIZE
+
+
+MOST_WATCHED = 4
+"""Clients whose weights are watched."""
 
 
 class Templates(NamedTuple):
@@ -95,6 +100,18 @@ class Setup:
             twice = first.train.batch(torch.zeros(2, dtype=torch.long))  # BatchNorm needs two samples
             _, payload = algorithm.finish(first.spec, work, twice, clock)
         return Templates(shared, payload, personal)
+
+    @cached_property
+    def watched(self) -> frozenset[str]:
+        """The clients whose weights an evaluation keeps: the first quantized one of each of the first few groups."""
+        quantized = {client.spec.group: client.name for client in reversed(self.clients) if client.spec.bits}
+        return frozenset(quantized[group] for group in sorted(quantized)[:MOST_WATCHED])
+
+    @cached_property
+    def sent(self) -> dict[str, int]:
+        """The bytes that travel for one client in one round, uncompressed."""
+        templates = self.templates
+        return {"to_server": _tree.size(templates.payload), "to_client": _tree.size(templates.shared)}
 
     def handle_bad_update(self, error: BadUpdateError) -> None:
         """Stop the run, or warn that a client is skipped in this round, as the options say."""
