@@ -20,6 +20,8 @@ from quped.errors import QupedError
 COMMANDS = {
     "run": "quped.cli.run",
     "presets": "quped.cli.presets",
+    "report": "quped.cli.report",
+    "watch": "quped.cli.watch",
     "train": "quped.cli.train",
     "plan": "quped.cli.plan",
     "export": "quped.cli.export",

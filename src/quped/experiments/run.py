@@ -19,9 +19,20 @@ from quped.data import Dataset, Samples, Subset
 from quped.data.datasets import DATASETS
 from quped.data.partition import Indices, Share, split
 from quped.errors import QupedError, RunError
-from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment, Group
+from quped.experiments.schema import Experiment, Group
 from quped.federation import Federation
-from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json, refuse_link
+from quped.records import (
+    CONFIG,
+    RunRecord,
+    compared_folders,
+    distinct,
+    exclusive,
+    has_failed,
+    holds_run,
+    plain,
+    read_json,
+    refuse_link,
+)
 from quped.report.hurt import REFERENCES, share_below
 from quped.result import FORMAT
 from quped.simulation import Observer, Round, Setup
@@ -34,8 +45,8 @@ VALIDATION_FRACTION = 0.2
 Result = dict[str, Any]
 """The content of a `result.json`."""
 
-Follow = Callable[[str], Observer]
-"""Returns an observer for the run of a method with a name, such as its progress bar."""
+Follow = Callable[[str], Sequence[Observer]]
+"""Returns the observers of the run of a method with a title, such as its progress bar."""
 
 
 def run_experiment(
@@ -67,10 +78,11 @@ def run_experiment(
     with exclusive(out):
         records = claim(folders, configs, overwrite=overwrite, resume=resume)
         results: list[Result] = []
-        for setup, record, config in zip(setups, records, configs, strict=True):
+        titles = distinct([type(setup.algorithm).__name__ for setup in setups])
+        for setup, record, config, title in zip(setups, records, configs, titles, strict=True):
             result = record.finished("algorithm", "accuracy", "clients", "seconds")
             if result is None:
-                observers = [] if follow is None else [follow(type(setup.algorithm).__name__)]
+                observers = [] if follow is None else follow(title)
                 try:
                     result = run_method(setup, record, config, where, checkpoint_every, observers)
                 except QupedError as error:
@@ -172,8 +184,7 @@ def peers(folder: Path) -> list[Path]:
     folders = []
     with suppress(RunError, KeyError, TypeError, AttributeError):  # there is no record yet, or it is damaged
         mine = read_json(folder / CONFIG)
-        compared = [peer["algorithm"].get("name", DEFAULT_ALGORITHM) for peer in mine["config"]["compare"]]
-        for path in (folder / name for name in distinct(compared)):
+        for path in (folder / name for name in compared_folders(mine)):
             with suppress(RunError):  # it holds no run
                 theirs = read_json(path / CONFIG)
                 if all(theirs.get(key) == mine[key] for key in ("preset", "seed")):
@@ -203,11 +214,6 @@ def summary(result: Result, results: Sequence[Result]) -> Result:
         "bytes_file": round(float(np.mean([client["bytes_file"] for client in result["clients"]]))),
         "seconds": result["seconds"],
     }
-
-
-def distinct(names: list[str]) -> list[str]:
-    """Return folder names: a repeated name gets a number."""
-    return [name if names.count(name) == 1 else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]
 
 
 class Population:

@@ -29,12 +29,11 @@ from quped.data.partition import parsed
 from quped.errors import InvalidValueError, did_you_mean
 from quped.models import build
 from quped.quant import MAX_BITS, CenterInit
+from quped.records import DEFAULT_ALGORITHM
 from quped.simulation import TrainingOptions
 from quped.simulation.bits import BITS
 from quped.simulation.budget import parse_bytes
 from quped.simulation.options import find_mistakes
-
-DEFAULT_ALGORITHM = "quped"
 
 
 def known_bits(bits: int) -> int:
