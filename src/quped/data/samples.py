@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -63,6 +64,11 @@ class Subset:
     def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
         """Return samples by their index in the subset."""
         return self.whole.batch(self.indices[indices], rng)
+
+
+def subset(samples: Samples, indices: NDArray[np.int64]) -> Samples:
+    """Return some of the samples."""
+    return Subset(samples, torch.from_numpy(indices))
 
 
 @dataclass(frozen=True)

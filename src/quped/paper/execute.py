@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from quped._evaluate import over_clients
 from quped.errors import QupedError
-from quped.experiments.run import Population
+from quped.experiments.population import Population
 from quped.experiments.train import Epoch, Recipe, train
 from quped.paper.records import Record, find_record, input_checksums, with_weights
 from quped.paper.runs import PaperRun

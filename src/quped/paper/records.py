@@ -61,7 +61,9 @@ def input_checksums(run: PaperRun, warm_start: Path | None) -> dict[str, str]:
     if run.recipe is not None:
         weights = Path(str(with_weights(run.recipe, warm_start).warm_start))
         return {"weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
-    file = store.stored_file(run.experiment.data.name)
+    if run.column.data is None:
+        return {}
+    file = store.stored_file(run.column.data.name)
     return {"data": store.read(file).checksum} if file.exists() else {}
 
 
