@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from quped.quant import LinearSchedule
     from quped.result import ClientResult, Evaluation, FitResult
     from quped.simulation import Observer, Round, TrainingOptions
+    from quped.tuning import Trial, Tuning
 
 _MODULES = {
     "quped.algorithms": (
@@ -49,6 +50,7 @@ _MODULES = {
     "quped.quant": ("LinearSchedule",),
     "quped.result": ("ClientResult", "Evaluation", "FitResult"),
     "quped.simulation": ("Observer", "Round", "TrainingOptions"),
+    "quped.tuning": ("Trial", "Tuning"),
 }
 
 __all__ = [
@@ -74,6 +76,8 @@ __all__ = [
     "QupedError",
     "Round",
     "TrainingOptions",
+    "Trial",
+    "Tuning",
     "load",
     "save",
 ]

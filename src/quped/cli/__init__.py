@@ -18,6 +18,7 @@ from quped.errors import QupedError
 
 COMMANDS = {
     "run": "quped.cli.run",
+    "tune": "quped.cli.tune",
     "presets": "quped.cli.presets",
     "train": "quped.cli.train",
     "plan": "quped.cli.plan",
