@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from quped._evaluate import Evaluation, over_clients
 from quped._files import remove_drafts
 from quped.errors import BadUpdateError, QupedError
-from quped.experiments.run import Population
+from quped.experiments.population import Population
 from quped.experiments.train import Epoch, Recipe, train
 from quped.paper.records import NETWORK, Record, find_record, input_checksums, with_weights
 from quped.paper.runs import PaperRun
