@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quped._evaluate import Evaluation
 from quped._rng import generator
 from quped.algorithms import FULL_PRECISION, AnyAlgorithm
 from quped.client import Client
@@ -21,7 +22,8 @@ from quped.errors import QupedError, RunError
 from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment, Group
 from quped.federation import Federation
 from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json, refuse_link
-from quped.result import FORMAT, Evaluation
+from quped.report.hurt import REFERENCES, share_below
+from quped.result import FORMAT
 from quped.simulation import Observer, Round, Setup
 from quped.simulation.checkpoint import recorded_curve
 from quped.simulation.engines import EngineChoice
@@ -78,7 +80,7 @@ def run_experiment(
             record.checkpoints.clear()  # also those that a kill left beside the result
             results.append(result)
         results[0]["comparison"] = [
-            {**summary(result), "record": str(folder.relative_to(out))}
+            {**summary(result, results), "record": str(folder.relative_to(out))}
             for result, folder in zip(results, folders, strict=True)
         ]
         records[0].result(results[0])
@@ -191,11 +193,13 @@ def warn_of_replacements(experiment: Experiment, algorithm: AnyAlgorithm) -> Non
         warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(words)}.", stacklevel=3)
 
 
-def summary(result: Result) -> Result:
+def summary(result: Result, results: Sequence[Result]) -> Result:
     """Return a method's line in the comparison."""
     return {
         "algorithm": result["algorithm"],
         "accuracy": result["accuracy"]["mean"],
+        "worst_tenth": result["accuracy"].get("worst_tenth"),
+        **{f"below_{reference}": share_below(result, results, reference) for reference in REFERENCES},
         "bytes_file": round(float(np.mean([client["bytes_file"] for client in result["clients"]]))),
         "seconds": result["seconds"],
     }

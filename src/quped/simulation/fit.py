@@ -6,23 +6,24 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from quped import _tree
 from quped._computed import Computed
+from quped._evaluate import Evaluation
 from quped._rng import LOCK
-from quped.algorithms import Global
+from quped.algorithms import Deployed
 from quped.errors import check, check_whole
 from quped.export import PackedModel, to_bytes
 from quped.records import Checkpoints, exclusive
-from quped.result import ClientResult, Evaluation, FitResult
-from quped.simulation.checkpoint import Checkpointer, load, stop_signals
+from quped.result import ClientResult, FitResult
+from quped.simulation.checkpoint import Checkpointer, identity, load, stop_signals
 from quped.simulation.client_round import evaluate_global
 from quped.simulation.engines import Engine, EngineChoice
 from quped.simulation.files import packed_model
 from quped.simulation.loop import Observer, Round, evaluate, simulate
 from quped.simulation.setup import Setup, SimClient
+from quped.typing import ModelState
 
 
 class History:
@@ -57,7 +58,10 @@ def fit(
             checkpoints = Checkpoints(Path(checkpoints))
             stack.enter_context(exclusive(checkpoints.folder))
         engine = stack.enter_context(closing(where.open(setup)))
-        resumed = load(checkpoints, setup, engine) if checkpoints else None
+        resumed = None
+        if checkpoints:
+            ours = identity(setup)
+            resumed = load(checkpoints, setup, engine, ours)
         first, shared = 0, setup.algorithm.init_shared(setup.clients[0].spec)
         history = History(())
         if resumed is not None:
@@ -71,8 +75,10 @@ def fit(
         observers: list[Observer] = [history, *callbacks]
         if checkpoints:
             stop = stack.enter_context(stop_signals())
-            observers.append(Checkpointer(checkpoints, setup, engine, history.curve, checkpoint_every, stop))
+            observers.append(Checkpointer(checkpoints, setup, engine, history.curve, checkpoint_every, stop, ours))
         last = simulate(setup, engine, observers, timer, shared, first)
+        if checkpoints:
+            checkpoints.forget_older()  # a process that was killed after its last round did not
         if last is not None:
             shared = last.shared
             if last.evaluation is None:  # a callback ended the run
@@ -94,17 +100,18 @@ def collect(
     setup: Setup, engine: Engine, shared: Any, curve: list[Evaluation], rounds: int, seconds: float
 ) -> FitResult:
     """Return the result of a run that has ended."""
-    # Copies: under some methods all clients have the same tensors, or the initial ones.
-    models = {
-        client.name: _tree.map_leaves(torch.clone, engine.deploy(shared, i)) for i, client in enumerate(setup.clients)
-    }
     clients = {client.name: client for client in setup.clients}
-    w = shared.w if isinstance(shared, Global) else None
-    scores = [] if w is None else evaluate_global(setup, w)
+    held = getattr(shared, "w", None)
+    w = held if isinstance(held, ModelState) else None  # some methods average parameters alone
+    numbers = {client.name: i for i, client in enumerate(setup.clients)}
     accuracy = curve[-1].accuracy
 
+    def model(name: str) -> Deployed:
+        # A copy: under some methods all clients have the same tensors, or the initial ones.
+        return _tree.map_leaves(torch.clone, engine.deploy(shared, numbers[name]))
+
     def pack(name: str) -> PackedModel:
-        return packed_model(setup, clients[name], models[name], accuracy.get(name))
+        return packed_model(setup, clients[name], model(name), accuracy.get(name))
 
     return FitResult(
         algorithm=setup.algorithm.name,
@@ -114,13 +121,12 @@ def collect(
         seconds=seconds,
         curve=curve,
         describe=lambda name: describe(clients[name], pack(name), accuracy.get(name)),
-        models={name: models[name] for name in setup.names},
+        models=Computed(setup.names, model),
         files=Computed(setup.names, lambda name: to_bytes(pack(name))),
-        networks={name: clients[name].network for name in setup.names},
-        samples={name: clients[name].test or clients[name].train for name in setup.names},
+        networks=Computed(setup.names, lambda name: clients[name].network),
+        samples=Computed(setup.names, lambda name: clients[name].test or clients[name].train),
         global_model=w,
-        global_accuracy=float(np.mean([score.accuracy for score in scores])) if scores else None,
-        global_accuracy_own_classes=float(np.mean([score.own_classes for score in scores])) if scores else None,
+        score_global=lambda: None if w is None else evaluate_global(setup, w),
         global_network=setup.global_network,
         options=setup.describe(),
     )
@@ -134,6 +140,7 @@ def describe(client: SimClient, model: PackedModel, accuracy: float | None) -> C
         network=client.network.name,
         bits=dict(client.spec.bits),
         samples=len(client.train),
+        test_samples=0 if client.test is None else len(client.test),
         accuracy=accuracy,
         parameters=sum(value.numel() for value in params),
         bytes_file=len(to_bytes(model)),

@@ -25,19 +25,19 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, shared: Any) -> dict[int, Score]:
-        """Evaluate each client's deployed model on its own test samples, if it has some."""
+        """Evaluate the deployed model of each client in `setup.evaluated` on its own test samples."""
         ...
 
-    def states(self) -> dict[int, Any]:
-        """Return the personal state of every client that took part."""
+    def states(self) -> Mapping[int, Any]:
+        """Return the personal state of every client that took part; it may be read when it is asked for."""
         ...
 
     def restore(self, states: Mapping[int, Any]) -> None:
-        """Continue from such states."""
+        """Continue from such states; other clients keep theirs."""
         ...
 
     def close(self) -> None:
-        """Release processes and files."""
+        """End all processes. States stay: `deploy` still works."""
         ...
 
 
@@ -48,7 +48,10 @@ def average(updates: Iterable[tuple[Any, float]], clock: Clock) -> tuple[Any, fl
     """
     total, losses = None, list[float]()
     for payload, loss in updates:
-        total = payload if total is None else _tree.map_leaves(torch.add, total, payload)
+        if total is None:
+            total = _tree.map_leaves(torch.clone, payload)
+        else:
+            _tree.map_leaves(torch.Tensor.add_, total, payload)
         losses.append(loss)
     if not losses:
         raise RunError(f"No client of round {clock.round + 1} gave an update that can be used.")
