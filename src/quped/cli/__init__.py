@@ -19,7 +19,10 @@ from quped.errors import QupedError
 
 COMMANDS = {
     "run": "quped.cli.run",
+    "tune": "quped.cli.tune",
     "presets": "quped.cli.presets",
+    "report": "quped.cli.report",
+    "watch": "quped.cli.watch",
     "train": "quped.cli.train",
     "plan": "quped.cli.plan",
     "export": "quped.cli.export",
