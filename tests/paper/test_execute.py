@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from filelock import FileLock
 from helpers.paper import SMALL, one_run, small_table, write_record
 
 from quped.data.download import store
 from quped.errors import InvalidValueError, RunError
 from quped.models import build
-from quped.paper.execute import execute
+from quped.paper.execute import execute, remove_leftovers, scratch_folder
 from quped.paper.records import find_record
 from quped.paper.runs import PaperRun, paper_runs
 from quped.paper.status import status
@@ -103,6 +104,22 @@ class Outside:
         if not self.seen:
             begun = [status([run], self.folder).begun for run in (self.run, self.changed)]
             self.seen = [execute(self.run, self.folder, workers=0), *begun]
+
+
+def test_what_a_kill_leaves_beside_a_record_is_removed(run: PaperRun, tmp_path: Path) -> None:
+    """The checkpoints of a run with a record, their lock, and drafts; not what another process holds."""
+    write_record(tmp_path, run, 0.9)
+    folder = (tmp_path / run.path).parent
+    scratch = tmp_path / scratch_folder(run, "0123abcd")
+    lock = scratch.with_suffix(".lock")
+    (scratch / "checkpoints").mkdir(parents=True)
+    (folder / ".table.md.999999999.draft").touch()
+    with FileLock(lock):
+        remove_leftovers([run], tmp_path)
+        assert scratch.exists()
+        assert lock.exists()
+    remove_leftovers([run], tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["seed-0.json"]
 
 
 def test_a_run_of_another_process_is_left_to_it(run: PaperRun, tmp_path: Path) -> None:

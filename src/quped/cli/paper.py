@@ -13,7 +13,7 @@ from quped.cli._shared import make_console, notes
 from quped.cli.run import Workers
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.paper import claims, compare, docs, grid
-from quped.paper.execute import execute
+from quped.paper.execute import execute, remove_leftovers
 from quped.paper.runs import PaperRun, paper_runs
 from quped.paper.status import status
 from quped.paper.table import Table, find_table, tables
@@ -230,6 +230,7 @@ def execute_missing(
             f"[yellow]note:[/] {len(state.impossible)} runs are left out: the column {first.name} is about "
             f"{first.samples:,} training samples, and other data are stored."
         )
+    remove_leftovers([run for run in runs if run not in state.missing], out)
     if not state.missing:
         return
     console.print(f"{state.done} runs are done, {len(state.missing)} to go, about {duration(state.seconds_left)}.")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,15 +11,17 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from quped._evaluate import over_clients
+from quped._evaluate import Evaluation, over_clients
+from quped._files import remove_drafts
 from quped.errors import BadUpdateError, QupedError
-from quped.experiments.run import Population
+from quped.experiments.population import Population
 from quped.experiments.train import Epoch, Recipe, train
 from quped.paper.records import NETWORK, Record, find_record, input_checksums, with_weights
 from quped.paper.runs import PaperRun
 from quped.records import RunRecord, revision, versions, write_json
-from quped.result import FORMAT, Evaluation
+from quped.result import FORMAT
 from quped.simulation import Observer, Round
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 from quped.typing import Clock, Phase
 
@@ -90,13 +92,23 @@ def execute(
         raise
 
 
+def remove_leftovers(runs: Iterable[PaperRun], folder: Path) -> None:
+    """Remove what processes left beside the records of these runs when they were killed."""
+    remove_drafts(folder)
+    for run in runs:
+        for lock in folder.glob(str(Path(scratch_folder(run, "*")).with_suffix(".lock"))):
+            with suppress(Timeout), FileLock(lock, blocking=False):
+                shutil.rmtree(lock.with_suffix(".partial"), ignore_errors=True)
+                lock.unlink()
+
+
 def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers: Sequence[Observer]) -> Record:
     """Run a federation; return what its record keeps."""
     (method,) = run.experiment.methods
     setup = Population(run.experiment, run.seed).federation(method.algorithm).setup(method.training)
     result = fit(
         setup,
-        workers=workers,
+        where=EngineChoice(workers=workers),
         checkpoints=RunRecord(scratch).checkpoints,
         checkpoint_every=100,
         callbacks=observers,

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from quped.algorithms import ALGORITHMS, FULL_PRECISION
-from quped.errors import InvalidValueError, check, did_you_mean
+from quped.errors import InvalidValueError, check, check_whole, did_you_mean
 from quped.experiments.schema import Experiment, validate
 from quped.experiments.train import Recipe
 from quped.paper.table import Column, Options, Row, Table
 from quped.records import plain
+from quped.simulation.options import MOST
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,17 @@ class PaperRun:
     @property
     def full_epochs(self) -> int:
         """The epochs of the paper."""
-        return int(self._options("training")["epochs"])
+        return self._whole("epochs", self._options("training").get("epochs"), 0)
 
     @property
     def shortened(self) -> bool:
         """Whether the run has fewer epochs than the paper's."""
         return self.epochs is not None and self.epochs < self.full_epochs
+
+    def _whole(self, name: str, value: object, low: int) -> int:
+        """Return a number of the table's file, once it is known to be one."""
+        check_whole(f"{name} in {self.table.name}.toml", value, low, MOST)
+        return int(cast(int, value))
 
     def _options(self, section: str) -> dict[str, Any]:
         """Return the options of a section: a row's have precedence over a column's, and these over the table's."""
@@ -72,12 +78,13 @@ class PaperRun:
             training["lr"] = self.trial_lr
         if epochs is None or not self.shortened:
             return training
-        finetune = training.get("finetune_epochs", 0)
+        finetune = self._whole("finetune_epochs", training.get("finetune_epochs", 0), 0)
         training["epochs"] = epochs
         training["finetune_epochs"] = max(1, round(finetune * epochs / full)) if finetune and epochs > 1 else 0
         training["schedule_epochs"] = full
         if "evaluate_every" in training:
-            training["evaluate_every"] = max(1, round(training["evaluate_every"] * epochs / full))
+            every = self._whole("evaluate_every", training["evaluate_every"], 1)
+            training["evaluate_every"] = max(1, round(every * epochs / full))
         return training
 
     @cached_property
@@ -95,7 +102,7 @@ class PaperRun:
         """The run of a federation, as an experiment file has it."""
         column, algorithm, training = self.column, self._options("algorithm"), self.training
         kind = ALGORITHMS[algorithm["name"]]
-        if kind.quantizes:
+        if "quantization" in kind.__dataclass_fields__:
             algorithm["quantization"] = self._options("quantization")
         clients = [
             {"count": group.count, "model": group.model.model_dump(), "bits": group.bits or self.row.bits}

@@ -24,6 +24,10 @@ HEADER = (
 )
 
 
+TICKS = 5, 10, 20, 50, 100, 200, 500, 1000
+"""Of the picture, in kB."""
+
+
 class Pair(NamedTuple):
     """A column of a table: our row at 2 bits, and the best one in full precision."""
 
@@ -107,9 +111,12 @@ def draw(summary: Iterable[Pair], file: Path) -> None:
         )
         axis.plot([large], [pair.best.mean], "o", color=color, fillstyle="none")
         axis.plot([size], [pair.ours.mean], "s", color=color, label=pair.column.label)
+    axis.set_xscale("log")
+    axis.set_xticks(TICKS, [str(tick) for tick in TICKS])
+    axis.minorticks_off()
     axis.set(
-        xscale="log",
         xlabel="kB per client",
+        xlim=(TICKS[0], TICKS[-1]),
         ylabel="test accuracy in %, mean over clients",
         title="A client's model: QuPeD at 2 bits (■) beside the best in full precision (○)",
     )

@@ -1,6 +1,5 @@
 """The paper's tables as files. A row is one entry of a table's file, or of `rows.toml` if several tables share it."""
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from quped.errors import InvalidValueError, did_you_mean
-from quped.experiments.schema import Data, NetworkChoice, Section, describe
+from quped.experiments.schema import Data, NetworkChoice, Section, describe, read_toml
 
 FOLDER = Path(__file__).parent / "tables"
 SHARED_ROWS = Path(__file__).parent / "rows.toml"
@@ -144,12 +143,10 @@ class Table(Setting):
 def load_table(path: Path) -> Table:
     """Read a table from its file."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = read_toml(path)
         rows = inherit(values.get("rows", {}), shared_rows())
         columns = inherit(values.get("columns", {}))
         return Table.model_validate({"name": path.stem, **values, "rows": rows, "columns": columns})
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
     except ValidationError as error:
         raise InvalidValueError("\n  ".join([f"{path.name} is not a table:", *describe(error)])) from error
 
@@ -157,7 +154,7 @@ def load_table(path: Path) -> Table:
 @cache
 def shared_rows() -> dict[str, Entry]:
     """Return the rows that tables share."""
-    return inherit(tomllib.loads(SHARED_ROWS.read_text()))
+    return inherit(read_toml(SHARED_ROWS))
 
 
 def inherit(entries: Mapping[str, Entry], known: Mapping[str, Entry] = {}) -> dict[str, Entry]:
@@ -166,6 +163,8 @@ def inherit(entries: Mapping[str, Entry], known: Mapping[str, Entry] = {}) -> di
     This is the entry that `from` names, which is known or stands above, or else the known one with the same name.
     """
     above = dict(known)
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise InvalidValueError("The rows and the columns of a table must be tables themselves, each with its name.")
     for name, entry in entries.items():
         parent = entry.get("from", name)
         if "from" in entry and parent not in above:

@@ -1,5 +1,6 @@
 """Signals of a stored data set, as batches that networks take."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,15 @@ class SignalSamples:
 
     def __init__(self, file: Path, half: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """Map `half` ("train" or "test") of the data set stored in `file`."""
-        tensors = store.read(file).tensors
+        tensors, checksum, _ = store.read(file)
         self.labels = tensors[f"{half}_labels"]
         self._signals = tensors[f"{half}_signals"]
         self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
-        self._reference = file, half, mean, std
+        self._reference = partial(SignalSamples, file, half, mean, std), file, checksum
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel without the signals."""
-        return SignalSamples, self._reference
+        return store.reopened, self._reference
 
     def __len__(self) -> int:
         """Return the number of windows."""
