@@ -22,7 +22,7 @@ LAYERS = (
     {"progress", "federation"},
     {"testing", "_bench", "_bench_files", "report"},
     {"experiments"},
-    {"paper"},
+    {"paper", "flower"},
     {"cli"},
     {"__main__"},
 )
@@ -38,6 +38,8 @@ ONLY_IN = {
     "matplotlib": {"report", "paper"},
     "onnx": {"export"},
     "onnxruntime": {"export"},
+    "flwr": {"flower"},
+    "cryptography": {"flower"},
 }
 """Packages that come with an extra, and the parts that may import them."""
 

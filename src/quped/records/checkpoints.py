@@ -24,6 +24,10 @@ DIGEST = "sha256"
 """The key of the metadata with the digest of all tensors, the description among them."""
 
 
+UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)
+"""What reading a damaged checkpoint may raise."""
+
+
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a checkpoint and its description; raise if a bit of them is not as it was written."""
     with safe_open(file, "pt") as handle:
@@ -69,7 +73,7 @@ class Checkpoints:
         for file in files:
             try:
                 return read(file)
-            except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+            except UNREADABLE as error:
                 warnings.warn(f"{file} is damaged ({error}): the checkpoint before it is used.", stacklevel=3)
         if files:
             raise RunError(
