@@ -12,6 +12,7 @@ import pytest
 import torch
 from flower.test_contract import NAMES, assert_equals_inline, inline, make_grid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from helpers.fake_grid import Change, FakeGrid, FakeNode
 
 from quped import _tree
@@ -20,7 +21,8 @@ from quped.flower.deploy import deployed_client
 from quped.flower.node import Node
 from quped.flower.server import serve
 from quped.flower.store import Store, find_run
-from quped.flower.wire import FLAT, TENSORS, VALUES, read_request, unpack
+from quped.flower.wire import FLAT, TENSORS, VALUES, flatten, form_of, pack, read_request, unpack
+from quped.models import build
 from quped.records import Checkpoints, RunRecord
 
 Grids = Callable[..., FakeGrid]
@@ -262,7 +264,7 @@ def test_what_is_sent_is_payload_and_metrics(grids: Grids, tmp_path: Path) -> No
     """No personal number is in any message: neither a tensor of a personal state, nor a record of another name."""
     grid = grids()
     serve(grid, grid.run_config)
-    known = {"client", "run", "round", "loss", "form", "final", "accuracy", "own_classes", "seconds"}
+    known = {"client", "run", "round", "loss", "form", "final", "accuracy", "own_classes", "loading", "seconds"}
     known |= {"bytes_file", "bytes_packed", "bytes_float32"}
     trained = 0
     for reply in grid.replies:
@@ -296,7 +298,8 @@ def test_a_round_that_is_asked_for_twice_gives_the_same_answer(grids: Grids) -> 
         first = answer()
         if message.metadata.message_type == MessageType.TRAIN:
             second = answer()
-            assert dict(first[VALUES]) | {"seconds": 0} == dict(second[VALUES]) | {"seconds": 0}
+            same = {"loading": 0, "seconds": 0}
+            assert {**values_of(first), **same} == {**values_of(second), **same}
             twice.append((unpack(first).flat.tobytes(), unpack(second).flat.tobytes()))
         return first
 
@@ -315,12 +318,15 @@ def test_one_message_per_node_and_round(grids: Grids) -> None:
         assert {kind: kinds.count(kind) for kind in set(kinds)} == expected
 
 
-def test_messages_are_hardly_larger_than_the_payload(grids: Grids) -> None:
-    grid = grids()
-    serve(grid, grid.run_config)
-    for message in (*grid.requests, *grid.replies):
-        if message.metadata.message_type.startswith(MessageType.TRAIN):
-            assert len(message.content[TENSORS]) == 1
+def test_messages_are_hardly_larger_than_the_payload() -> None:
+    """By two percent at most, with CNN1 and images of 28x28."""
+    with torch.random.fork_rng():
+        params = dict(build("cnn1", (1, 28, 28), 10).named_parameters())
+    tree = {f"w.params/{name}": value.detach() for name, value in params.items()}
+    score = {"accuracy": 0.123456789, "own_classes": 0.123456789, "final": True, "loss": 0.123456789}
+    content = pack({"client": "phone", "run": "0" * 16, "round": 7, "form": form_of(tree), **score}, flatten(tree))
+    sent = sum(len(part.deflate()) for part in get_all_nested_objects(content).values())
+    assert sent <= 1.02 * sum(value.numel() * 4 for value in tree.values())
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class App:
         """Import an app's module, from a folder or from where Flower has put it, and check its functions."""
         if folder is not None:
             sys.path.insert(0, str(folder.resolve()))
+            sys.modules.pop(name, None)  # another app may have a module of this name
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:

@@ -245,6 +245,11 @@ class Update(NamedTuple):
         """The mean loss of the round."""
         return float(self.values["loss"])
 
+    @property
+    def told(self) -> str:
+        """What a person is told of it."""
+        return f"{self.loss:.3f} in {number(self.values.get('seconds')):.2f} s"
+
 
 @dataclass
 class GridEngine:
@@ -255,8 +260,8 @@ class GridEngine:
     options: FlowerOptions
     run: str
     """The run's own number."""
-    answered: dict[str, float] = field(default_factory=dict)
-    """Who took part in the last round, with the loss."""
+    answered: dict[str, str] = field(default_factory=dict)
+    """Who took part in the last round, with the loss and the seconds that it took."""
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     """Bytes of each client's model, after the last round."""
     _scores: dict[str, Score | None] = field(default_factory=dict)
@@ -289,7 +294,7 @@ class GridEngine:
             self._scores.pop(name, None)
         for name, update in updates.items():
             self._keep(name, update.values)
-        self.answered = {name: updates[name].loss for name in names if name in updates}
+        self.answered = {name: updates[name].told for name in names if name in updates}
         return average(((updates[name].payload, updates[name].loss) for name in self.answered), clock)
 
     def evaluate(self, shared: Any) -> dict[int, Score]:

@@ -5,7 +5,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,11 @@ def reply_to(message: Message, context: Context) -> RecordDict:
     except QupedError as error:
         log.error("error: %s", error)
         return pack({"problem": str(error)}, NOTHING)
-    return pack({**values, "seconds": round(time.monotonic() - began, 4)}, flat)
+    seconds = {"loading": round(node.loaded - began, 4), "seconds": round(time.monotonic() - node.loaded, 4)}
+    return pack(values | seconds, flat)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Node:
     """A client, with the folder of its states."""
 
@@ -59,6 +60,8 @@ class Node:
     config: NodeConfig
     options: FlowerOptions
     state: Path
+    loaded: float = field(default_factory=time.monotonic)
+    """When the app, the data and the network were there, and a round could begin."""
 
     @classmethod
     def start(cls, run_config: NodeConfig, node_config: NodeConfig, app: Path | None = None) -> "Node":
@@ -153,6 +156,7 @@ class Node:
         setup = self.setup(request.seed, request.options)
         if not 0 <= request.round < setup.schedule.rounds:
             raise RunError(f"The server asks for round {request.round + 1} of {setup.schedule.rounds}.")
+        self.loaded = time.monotonic()
         return setup, Store(self.state, check_run(request.run))
 
     def _claim(self, store: Store, client: SimClient, request: Request) -> None:

@@ -248,7 +248,7 @@ class RoundLines:
         """Print the line of a round."""
         loss, self._accuracy = status(round_, self._accuracy)
         number = round_.clock.round
-        answered = ", ".join(f"{name} {value:.3f}" for name, value in self._engine.answered.items())
+        answered = ", ".join(f"{name} {told}" for name, told in self._engine.answered.items())
         left = ""
         if self._began is None:
             self._began, self._first = round_.seconds, number
