@@ -13,11 +13,12 @@ from quped import _tree
 from quped._evaluate import Score, score
 from quped._native import reusing
 from quped._rng import LOCK, torch_seeded
-from quped.algorithms import AnyAlgorithm, ClientSpec, Deployed
+from quped.algorithms import AnyAlgorithm, ClientSpec, Deployed, Learner
 from quped.algorithms._own_classes import none_seen, restrict, see
 from quped.data import Samples
 from quped.data.batches import draw
 from quped.errors import BadUpdateError, RunError
+from quped.quant.histogram import histogram
 from quped.simulation._naming import naming
 from quped.simulation.setup import Setup, SimClient
 from quped.typing import Batch, Clock, ModelState, Network
@@ -149,7 +150,10 @@ def deployed_model(setup: Setup, client: SimClient, shared: Any, personal: Any) 
 def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any, personal: Any) -> Score:
     """Evaluate a client's deployed model on its test samples."""
     model = deployed_model(setup, client, shared, personal).state
-    return evaluate_model(setup, client, client.spec.network, model, test)
+    score = evaluate_model(setup, client, client.spec.network, model, test)
+    if isinstance(personal, Learner) and client.name in setup.watched:
+        return score._replace(weights=histogram(personal.x.params, personal.c))
+    return score
 
 
 def evaluate_model(setup: Setup, client: SimClient, network: Network, model: ModelState, test: Samples) -> Score:
@@ -165,7 +169,9 @@ def evaluate_global(setup: Setup, w: ModelState) -> Score | None:
             evaluate_model(setup, setup.clients[client], setup.global_network, w, test)
             for client, test in setup.evaluated.items()
         ]
-    return Score(*(float(np.mean(column)) for column in zip(*scores, strict=True))) if scores else None
+    if not scores:
+        return None
+    return Score(*(float(np.mean([getattr(one, what) for one in scores])) for what in ("accuracy", "own_classes")))
 
 
 @contextmanager

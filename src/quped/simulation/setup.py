@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quped import _tree
 from quped._rng import generator, torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec, FedAvgFT, QuPeD
 from quped.algorithms._own_classes import check_own_classes
@@ -31,6 +32,10 @@ class SimClient:
     train: Samples
     test: Samples | None
     batch_size: int = DEFAULT_BATCH_SIZE
+
+
+MOST_WATCHED = 4
+"""Clients whose weights are watched."""
 
 
 class Templates(NamedTuple):
@@ -108,6 +113,18 @@ class Setup:
         if count is not None and count < len(tested):
             tested = sorted(generator(self.seed, "evaluate").choice(tested, count, replace=False).tolist())
         return {i: test for i in tested if (test := self.clients[i].test) is not None}
+
+    @cached_property
+    def watched(self) -> frozenset[str]:
+        """The clients whose weights an evaluation keeps: the first quantized one of each of the first few groups."""
+        quantized = {client.spec.group: client.name for client in reversed(self.clients) if client.spec.bits}
+        return frozenset(quantized[group] for group in sorted(quantized)[:MOST_WATCHED])
+
+    @cached_property
+    def sent(self) -> dict[str, int]:
+        """The bytes that travel for one client in one round, uncompressed."""
+        templates = self.templates
+        return {"to_server": _tree.size(templates.payload), "to_client": _tree.size(templates.shared)}
 
     def handle_bad_update(self, error: BadUpdateError) -> None:
         """Stop the run, or warn that a client is skipped in this round, as the options say."""
