@@ -38,7 +38,7 @@ def test_own_classes_by_hand() -> None:
     scores = torch.tensor([[0.2, 0.9, 0.1], [0.1, 0.9, 0.3], [0.0, 0.9, 0.1], [0.5, 0.1, 0.2]])
     samples = TensorSamples(scores, torch.tensor([0, 2, 1, 0]))
     found = evaluate.score(network, ModelState({}, {}), samples, torch.tensor([0, 2]))
-    assert found == (0.5, 0.75)
+    assert found == evaluate.Score(0.5, 0.75)
     assert torch.is_grad_enabled()
 
 

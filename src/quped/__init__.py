@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from quped.quant import LinearSchedule
     from quped.result import ClientResult, FitResult
     from quped.simulation import Observer, Round, TrainingOptions
+    from quped.tuning import Trial, Tuning
 
 _MODULES = {
     "quped._evaluate": ("Evaluation",),
@@ -53,6 +54,7 @@ _MODULES = {
     "quped.quant": ("LinearSchedule",),
     "quped.result": ("ClientResult", "FitResult"),
     "quped.simulation": ("Observer", "Round", "TrainingOptions"),
+    "quped.tuning": ("Trial", "Tuning"),
 }
 
 __all__ = [
@@ -79,6 +81,8 @@ __all__ = [
     "QupedError",
     "Round",
     "TrainingOptions",
+    "Trial",
+    "Tuning",
     "load",
     "save",
 ]

@@ -23,6 +23,8 @@ class Score(NamedTuple):
     """The share of samples that it classifies correctly."""
     own_classes: float
     """The same if it may only choose among the classes in the client's training data."""
+    weights: dict[str, Any] | None = None
+    """Of a client whose weights are watched, where they lie around their centers."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Evaluation:
     """Since the run began."""
     accuracy_own_classes: dict[str, float] = field(default_factory=dict)
     """The same if a model may only choose among the classes in its client's training data."""
+    weights: dict[str, Any] = field(default_factory=dict)
+    """For one client of each kind, how its weights lie around their centers; see `quped.quant.histogram`."""
 
     @property
     def mean(self) -> float:

@@ -42,6 +42,11 @@ def items(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         raise TypeError(f"a tree holds tensors, dictionaries and tuples, not {type(tree).__name__}")
 
 
+def size(tree: object) -> int:
+    """Return the bytes of all leaves."""
+    return sum(leaf.numel() * leaf.element_size() for _, leaf in items(tree))
+
+
 def unflatten(template: T, leaves: Mapping[str, Tensor], prefix: str) -> T:
     """Return a tree in the shape of a template, from leaves by their paths: the inverse of `items`."""
     paths = iter([path for path, _ in items(template, prefix)])

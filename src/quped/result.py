@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from quped._evaluate import Evaluation, Score, over_clients
+from quped._extras import extra
 from quped.algorithms import Deployed
 from quped.data import Samples
 from quped.errors import InvalidValueError, did_you_mean
@@ -17,6 +18,9 @@ from quped.export.formats import FORMATS, Source
 from quped.models import FunctionalNetwork
 from quped.records import plain, versions
 from quped.typing import ModelState
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,10 @@ class ClientResult:
     """Size of the numbers in it without names, shapes and compression: packed indices, and all others in float32."""
     bytes_float32: int
     """Size of the same model in float32."""
+    classes: list[int] = field(default_factory=list)
+    """Training samples of each class."""
+    rounds: int = 0
+    """In which it took part."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,8 @@ class FitResult:
     options: dict[str, Any] = field(repr=False)
     """The method's `hyperparameters`, and the `training`: the options, and what follows from them.
     A `batch_size` of None: clients have their own."""
+    sent: dict[str, int] = field(repr=False, default_factory=dict)
+    """Bytes for one client in one round, uncompressed: `to_server` and `to_client`."""
 
     @cached_property
     def clients(self) -> list[ClientResult]:
@@ -143,6 +153,22 @@ class FitResult:
             raise InvalidValueError(f"The method {self.algorithm} leaves no global model to use.")
         return self.global_network.module(self.global_model)
 
+    def to_frame(self) -> "DataFrame":
+        """Return a table with one row per client and evaluation. This needs `quped[pandas]`."""
+        with extra("pandas"):
+            import pandas
+        whole = ("round", "epoch", "phase", "loss", "seconds")
+        return pandas.DataFrame(
+            {
+                **{field: getattr(point, field) for field in whole},
+                "client": client,
+                "accuracy": accuracy,
+                "accuracy_own_classes": point.accuracy_own_classes.get(client),
+            }
+            for point in self.curve
+            for client, accuracy in point.accuracy.items()
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values, as `result.json` holds them."""
         result = {
@@ -157,6 +183,7 @@ class FitResult:
             "epochs": self.epochs,
             "rounds": self.rounds,
             **self.options,
+            "sent": self.sent,
             "seconds": round(self.seconds, 3),
             "versions": versions(),
         }

@@ -5,6 +5,7 @@ logits only; it averages each class over the clients that have it, and a server 
 predicts by the nearest prototype, and a client here deploys weights. Methods for different networks are FML and QuPeD.
 """
 
+from quped.algorithms._algorithm1 import Learner
 from quped.algorithms._sgd import SGD
 from quped.algorithms.base import AnyAlgorithm, ClientSpec, Deployed, Empty, Global, GlobalNetwork
 from quped.algorithms.ditto import Ditto
@@ -67,6 +68,7 @@ __all__ = [
     "FedRep",
     "Global",
     "GlobalNetwork",
+    "Learner",
     "Local",
     "PFedMe",
     "PerFedAvg",

@@ -19,7 +19,10 @@ from quped.errors import QupedError
 
 COMMANDS = {
     "run": "quped.cli.run",
+    "tune": "quped.cli.tune",
     "presets": "quped.cli.presets",
+    "report": "quped.cli.report",
+    "watch": "quped.cli.watch",
     "train": "quped.cli.train",
     "plan": "quped.cli.plan",
     "export": "quped.cli.export",
@@ -27,6 +30,7 @@ COMMANDS = {
     "data": "quped.cli.data",
     "paper": "quped.cli.paper",
     "bench": "quped.cli.bench",
+    "flower": "quped.cli.flower",
 }
 """The module of each command, whose `app` it is."""
 

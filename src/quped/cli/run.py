@@ -13,8 +13,10 @@ from quped.cli._shared import make_console, notes, single_command
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.experiments import Experiment, find, load, run_experiment, validate
 from quped.experiments.run import Result
+from quped.observers import LOGS, open_log
 from quped.progress import progress_bars
-from quped.records import CONFIG, MODELS, RESULT, RunRecord
+from quped.records import CONFIG, MODELS, REPORT, RESULT, RunRecord
+from quped.report.page import write_report
 from quped.report.terminal import client_table, comparison_table, verdict
 from quped.simulation.engines import ENGINES, EngineChoice
 
@@ -61,6 +63,15 @@ Address = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print result.json, and nothing else, on standard output.")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Do not write report.html into the record.")]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOOL:DIR",
+        help=f"Also log to one of {', '.join(LOGS)}, in files below DIR: needs the extra of that name.",
+        show_default=False,
+    ),
+]
 
 
 def run_command(
@@ -76,6 +87,8 @@ def run_command(
     address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
+    no_report: NoReport = False,
+    log: Log = None,
 ) -> None:
     """Train a federation and show what every client got.
 
@@ -95,6 +108,7 @@ def run_command(
     console = make_console(quiet=quiet or as_json)
     if experiment.description:
         console.print(f"[bold]{escape(name)}[/]: {escape(experiment.description)}")
+    logs = open_log(log, name) if log is not None else lambda _: []
     again = f"quped run --resume {shlex.quote(str(folder))}"
     try:
         with notes(console), progress_bars(console) as follow:
@@ -109,7 +123,7 @@ def run_command(
                 resume=resume is not None,
                 where=where,
                 checkpoint_every=checkpoint_every,
-                follow=follow,
+                follow=lambda title: [follow(title), *logs(title)],
             )
     except InterruptedRunError as stop:
         typer.echo(f"{stop} Continue with:\n  {again}", err=True)
@@ -118,6 +132,9 @@ def run_command(
         typer.echo(f"Interrupted. Continue from the last checkpoint, if there is one, with:\n  {again}", err=True)
         raise
     show(console, results, folder)
+    if not no_report:
+        write_report([folder], folder / REPORT)
+        console.print(f"Report: {escape(str(folder / REPORT))}", soft_wrap=True)
     if as_json:
         print((folder / RESULT).read_text(), end="")
 

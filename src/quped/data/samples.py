@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -80,6 +81,11 @@ def root_of(samples: Samples) -> Samples:
     return samples
 
 
+def subset(samples: Samples, indices: NDArray[np.int64]) -> Samples:
+    """Return some of the samples."""
+    return Subset(samples, torch.from_numpy(indices))
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A data set with its canonical split."""
@@ -93,3 +99,5 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     writers: NDArray[np.int64] | None = None
     """The writer of each sample. If known, `train` and `test` are one pool that is partitioned by writer."""
+    people: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """The person of each training and of each test sample, if known: one split for all, whoever gets the samples."""

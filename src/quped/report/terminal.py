@@ -28,7 +28,8 @@ LEFT_OUT = {
 
 def title(result: Result) -> str:
     """Return an algorithm's proper name."""
-    return ALGORITHMS[result["algorithm"]].__name__
+    known = ALGORITHMS.get(result["algorithm"])
+    return str(result["algorithm"]) if known is None else known.__name__
 
 
 def titles(results: list[Result]) -> list[str]:

@@ -13,11 +13,12 @@ from quped import _tree
 from quped._evaluate import Score, score
 from quped._native import reusing
 from quped._rng import LOCK, torch_seeded
-from quped.algorithms import AnyAlgorithm, ClientSpec, Deployed
+from quped.algorithms import AnyAlgorithm, ClientSpec, Deployed, Learner
 from quped.algorithms._own_classes import none_seen, restrict, see
 from quped.data import Samples
 from quped.data.batches import draw
-from quped.errors import BadUpdateError
+from quped.errors import BadUpdateError, RunError
+from quped.quant.histogram import histogram
 from quped.simulation._naming import naming
 from quped.simulation.setup import Setup, SimClient
 from quped.typing import Batch, Clock, ModelState, Network
@@ -52,7 +53,7 @@ def run_client(setup: Setup, client: SimClient, shared: Any, personal: Any, cloc
     """
     personal, payload, loss = compute_client(setup, client, shared, personal, clock)
     check_update(setup, client, clock, personal, payload, loss)
-    return personal, payload, loss
+    return personal, bound_update(payload, shared, setup.options.max_update_norm), loss
 
 
 def compute_client(setup: Setup, client: SimClient, shared: Any, personal: Any, clock: Clock) -> tuple[Any, Any, float]:
@@ -80,6 +81,20 @@ def check_update(setup: Setup, client: SimClient, clock: Clock, personal: Any, p
     ):
         if flaw := find_flaw(state, template):
             raise BadUpdateError(f"The {what} of {who} cannot be used: {flaw}.")
+
+
+def bound_update(payload: Any, shared: Any, most: float | None) -> Any:
+    """Return a payload no farther from the shared state than `most`: w + d min(1, most / |d|), with d = w_i - w."""
+    if most is None:
+        return payload
+    leaves, before = dict(_tree.items(payload)), dict(_tree.items(shared))
+    moves = {path: leaf - before[path] for path, leaf in leaves.items() if path in before}
+    if leaves and not moves:
+        raise RunError("max_update_norm bounds what moves the shared state, and this method sends something else.")
+    length = math.sqrt(sum(float(move.double().square().sum()) for move in moves.values()))
+    if length <= most:
+        return payload
+    return _tree.unflatten(payload, leaves | {k: before[k] + move * (most / length) for k, move in moves.items()}, "")
 
 
 def find_flaw(state: Any, template: Any) -> str | None:
@@ -135,7 +150,10 @@ def deployed_model(setup: Setup, client: SimClient, shared: Any, personal: Any) 
 def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any, personal: Any) -> Score:
     """Evaluate a client's deployed model on its test samples."""
     model = deployed_model(setup, client, shared, personal).state
-    return evaluate_model(setup, client, client.spec.network, model, test)
+    score = evaluate_model(setup, client, client.spec.network, model, test)
+    if isinstance(personal, Learner) and client.name in setup.watched:
+        return score._replace(weights=histogram(personal.x.params, personal.c))
+    return score
 
 
 def evaluate_model(setup: Setup, client: SimClient, network: Network, model: ModelState, test: Samples) -> Score:
@@ -151,7 +169,9 @@ def evaluate_global(setup: Setup, w: ModelState) -> Score | None:
             evaluate_model(setup, setup.clients[client], setup.global_network, w, test)
             for client, test in setup.evaluated.items()
         ]
-    return Score(*(float(np.mean(column)) for column in zip(*scores, strict=True))) if scores else None
+    if not scores:
+        return None
+    return Score(*(float(np.mean([getattr(one, what) for one in scores])) for what in ("accuracy", "own_classes")))
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """From a setup to a result."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from quped.simulation.checkpoint import Checkpointer, identity, load, stop_signa
 from quped.simulation.client_round import evaluate_global
 from quped.simulation.engines import Engine, EngineChoice
 from quped.simulation.files import packed_model
-from quped.simulation.loop import Observer, Round, evaluate, simulate
+from quped.simulation.loop import Observer, Round, evaluate, sample_clients, simulate
 from quped.simulation.setup import Setup, SimClient
 from quped.typing import ModelState
 
@@ -105,6 +107,7 @@ def collect(
     w = held if isinstance(held, ModelState) else None  # some methods average parameters alone
     numbers = {client.name: i for i, client in enumerate(setup.clients)}
     accuracy = curve[-1].accuracy
+    took_part = cache(lambda: participation(setup, rounds))  # many numbers, where there are many clients
 
     def model(name: str) -> Deployed:
         # A copy: under some methods all clients have the same tensors, or the initial ones.
@@ -120,7 +123,7 @@ def collect(
         rounds=rounds,
         seconds=seconds,
         curve=curve,
-        describe=lambda name: describe(clients[name], pack(name), accuracy.get(name)),
+        describe=lambda name: describe(clients[name], pack(name), accuracy.get(name), took_part()[name]),
         models=Computed(setup.names, model),
         files=Computed(setup.names, lambda name: to_bytes(pack(name))),
         networks=Computed(setup.names, lambda name: clients[name].network),
@@ -129,10 +132,17 @@ def collect(
         score_global=lambda: None if w is None else evaluate_global(setup, w),
         global_network=setup.global_network,
         options=setup.describe(),
+        sent=setup.sent,
     )
 
 
-def describe(client: SimClient, model: PackedModel, accuracy: float | None) -> ClientResult:
+def participation(setup: Setup, rounds: int) -> Counter[str]:
+    """Return in how many of the rounds each client was asked to take part."""
+    chosen = (sample_clients(setup.schedule, len(setup.clients), setup.seed, number) for number in range(rounds))
+    return Counter(setup.clients[i].name for some in chosen for i in some)
+
+
+def describe(client: SimClient, model: PackedModel, accuracy: float | None, rounds: int) -> ClientResult:
     """Return what came out for one client."""
     params = (*client.network.initial.params.values(), *client.network.frozen.values())
     return ClientResult(
@@ -146,4 +156,6 @@ def describe(client: SimClient, model: PackedModel, accuracy: float | None) -> C
         bytes_file=len(to_bytes(model)),
         bytes_packed=model.floor,
         bytes_float32=model.float_bytes,
+        classes=client.train.labels.bincount().tolist(),
+        rounds=rounds,
     )

@@ -95,4 +95,5 @@ def evaluate(setup: Setup, engine: Engine, shared: Any, clock: Clock, loss: floa
         accuracy={name: score.accuracy for name, score in ordered.items()},
         accuracy_own_classes={name: score.own_classes for name, score in ordered.items()},
         seconds=timer(),
+        weights={name: score.weights for name, score in ordered.items() if score.weights is not None},
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quped import _tree
 from quped._rng import generator, torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec, FedAvgFT, QuPeD
 from quped.algorithms._own_classes import check_own_classes
@@ -31,6 +32,10 @@ class SimClient:
     train: Samples
     test: Samples | None
     batch_size: int = DEFAULT_BATCH_SIZE
+
+
+MOST_WATCHED = 4
+"""Clients whose weights are watched."""
 
 
 class Templates(NamedTuple):
@@ -109,6 +114,18 @@ class Setup:
             tested = sorted(generator(self.seed, "evaluate").choice(tested, count, replace=False).tolist())
         return {i: test for i in tested if (test := self.clients[i].test) is not None}
 
+    @cached_property
+    def watched(self) -> frozenset[str]:
+        """The clients whose weights an evaluation keeps: the first quantized one of each of the first few groups."""
+        quantized = {client.spec.group: client.name for client in reversed(self.clients) if client.spec.bits}
+        return frozenset(quantized[group] for group in sorted(quantized)[:MOST_WATCHED])
+
+    @cached_property
+    def sent(self) -> dict[str, int]:
+        """The bytes that travel for one client in one round, uncompressed."""
+        templates = self.templates
+        return {"to_server": _tree.size(templates.payload), "to_client": _tree.size(templates.shared)}
+
     def handle_bad_update(self, error: BadUpdateError) -> None:
         """Stop the run, or warn that a client is skipped in this round, as the options say."""
         if self.options.bad_updates == "stop":
@@ -120,11 +137,8 @@ class Setup:
         training = (
             asdict(self.schedule)
             | asdict(self.options.sgd)
-            | {
-                "batch_size": self._batch_size(),
-                "bad_updates": self.options.bad_updates,
-                "own_classes": self.options.own_classes,
-            }
+            | {"batch_size": self._batch_size()}
+            | {name: getattr(self.options, name) for name in ("bad_updates", "max_update_norm", "own_classes")}
         )
         return {"hyperparameters": asdict(self.algorithm), "training": training}
 
