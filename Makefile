@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := .venv-peers
 FLOWER := .venv-flower
+RAY    := .venv-ray
 PIP    := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-flower check lint format reference bench-peers clean
+.PHONY: help demo test test-flower test-ray check lint format reference bench-peers clean
 
 help:    ## list the commands
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -20,6 +21,9 @@ test: lint    ## format check, lint, types, then every test
 
 test-flower: $(FLOWER)/.ready    ## federations over real servers, with Flower, in an environment of its own (minutes)
 	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest tests/flower
+
+test-ray: $(RAY)/.ready    ## the tests of the engine "ray", in an environment of their own (minutes)
+	$(RAY)/bin/python -m pytest tests/simulation/test_ray.py tests/simulation/test_ray_nodes.py
 
 check: lint    ## the fast part of `make test`: under two minutes
 	$(BIN)/pytest -n auto -m 'not slow and not download'
@@ -40,12 +44,18 @@ bench-peers: $(PEERS)/.ready    ## our engine beside Flower and pfl-research, in
 	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
 
 clean:    ## remove the environments and every cache
-	rm -rf $(VENV) $(PEERS) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(FLOWER) $(RAY) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"quped needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}: try make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# Ray is large, and has many packages of its own.
+$(RAY)/.ready: pyproject.toml constraints-ray.txt
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/$(PIP) --constraint constraints-ray.txt --editable '.[cli,data,ray]' pytest
 	@touch $@
 
 # What we and the peers both use, they want in versions of their own: only torch must be the same.

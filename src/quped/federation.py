@@ -13,11 +13,13 @@ from quped.errors import check, check_whole
 from quped.progress import progress_observer
 from quped.records import Checkpoints
 from quped.result import FitResult
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 from quped.simulation.loop import Observer
 from quped.simulation.options import TrainingOptions, documented, training_options
 from quped.simulation.setup import Setup
 from quped.simulation.validation import validate_clients
+from quped.tuning import Tuning, tune
 
 
 class Federation:
@@ -46,6 +48,7 @@ class Federation:
         clients = list(clients)
         self.algorithm = algorithm
         self.seed = int(seed)
+        self._given, self._global_model = clients, global_model
         self._clients, self._global_network = validate_clients(clients, algorithm, global_model, self.seed)
         self._names = [client.name for client in clients]
 
@@ -60,8 +63,10 @@ class Federation:
         self,
         options: TrainingOptions | None = None,
         *,
+        engine: str | None = None,
         workers: int | None = None,
         device: torch.device | str | None = None,
+        address: str | None = None,
         checkpoints: Checkpoints | Path | str | None = None,
         checkpoint_every: int = 25,
         callbacks: Sequence[Observer] = (),
@@ -72,10 +77,14 @@ class Federation:
 
         Arguments:
             options: The training options as one object; options given by name, as in `fit(epochs=5)`, replace its own.
-            workers: Worker processes; 0 runs in this process. Does not affect the result.
-                By default all cores on Linux, else 0.
-            device: Such as "cuda": compute clients with the same network and bits at once, on this device.
-                The result is the same up to rounding.
+            engine: Where clients are computed: "inline" in this process, "processes" in worker processes, "ray" on one
+                or several machines, or "vmapped", clients with the same network and bits at once. The first three
+                give the same result, bit for bit; the last the same up to rounding. By default it follows from
+                `workers` and `device`.
+            workers: Worker processes; 0 runs in this process. By default all cores on Linux, else 0.
+            device: Such as "cuda": where the engine "vmapped" computes. By default a GPU if there is one.
+            address: Of the cluster for the engine "ray", such as "auto" on one of its machines.
+                By default Ray is started on this machine.
             checkpoints: A folder. The run continues from its newest checkpoint, if there is one, and ends as if it had
                 never been interrupted. SIGINT and SIGTERM write a checkpoint and end the run with an
                 `InterruptedRunError`.
@@ -84,16 +93,45 @@ class Federation:
                 If it returns True, the run ends with this round.
             progress: Show progress on standard error: a bar in a terminal, a few lines elsewhere. False shows nothing.
         """
+        where = EngineChoice(engine, workers, device, address)
         setup = self.setup(options, **training)
         with progress_observer(progress, type(self.algorithm).__name__) as shown:
             return fit(
                 setup,
-                workers=workers,
-                device=device,
+                where=where,
                 checkpoints=checkpoints,
                 checkpoint_every=checkpoint_every,
                 callbacks=[*callbacks, *shown],
             )
+
+    @documented
+    def tune(
+        self,
+        options: TrainingOptions | None = None,
+        *,
+        trials: int = 16,
+        folder: Path | str | None = None,
+        workers: int | None = None,
+        progress: bool = True,
+        **training: Any,
+    ) -> Tuning:
+        """Choose the learning rate, the strength of quantization and the warm-up on validation samples.
+
+        Settings compete by successive halving: all of them with short runs, the better half with runs twice as long,
+        and the last two with the epochs that were asked for. The first one is that of this federation. Test samples
+        are not used: see `Client.on_validation`.
+
+        Arguments:
+            options: The training options as one object, as for `fit`.
+            trials: Settings that are tried, at least 2. With 16 it takes as long as about 8 runs.
+            folder: Where trials are recorded. Those in it are not repeated: an interrupted choice continues there.
+            workers: Worker processes, as for `fit`.
+            progress: Show progress on standard error.
+        """
+        clients = [client.on_validation(self.seed) for client in self._given]
+        validated = Federation(clients, self.algorithm, self._global_model, self.seed)
+        setup = validated.setup(options, **training)
+        return tune(setup, trials=trials, folder=folder, workers=workers, progress=progress)
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Return, for each client, the parameters that are quantized, with their bits."""

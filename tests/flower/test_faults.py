@@ -216,10 +216,14 @@ def test_a_lie_stops_a_run_that_needs_everybody(grids: Grids) -> None:
         serve(grid, grid.run_config)
 
 
-def test_a_norm_bound(grids: Grids) -> None:
-    grid = grids(max_norm=1e-6)
-    with pytest.raises(RunError, match="above max_norm"):
+def test_a_bound_on_updates_is_kept_and_enforced(grids: Grids, tmp_path: Path) -> None:
+    grid = grids(max_update_norm=0.01, record=str(tmp_path / "lie"))
+    grid.nodes[11].change = tensors(lambda x: x + np.float32(0.01))
+    with pytest.raises(RunError, match="above max_update_norm"):
         serve(grid, grid.run_config)
+    grid = grids(max_update_norm=0.01)
+    serve(grid, grid.run_config)
+    assert_equals_inline(tmp_path, inline("quped", max_update_norm=0.01))
 
 
 def test_somebody_elses_name_is_refused(grids: Grids, caplog: pytest.LogCaptureFixture) -> None:

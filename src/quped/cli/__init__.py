@@ -1,5 +1,6 @@
 """The command line: parsing and printing."""
 
+import errno
 import io
 import logging
 import shlex
@@ -18,7 +19,10 @@ from quped.errors import QupedError
 
 COMMANDS = {
     "run": "quped.cli.run",
+    "tune": "quped.cli.tune",
     "presets": "quped.cli.presets",
+    "report": "quped.cli.report",
+    "watch": "quped.cli.watch",
     "train": "quped.cli.train",
     "plan": "quped.cli.plan",
     "export": "quped.cli.export",
@@ -87,6 +91,8 @@ def main() -> None:
         sys.stdout = None
         sys.exit(141)
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            fail("This program may not open as many files as it needs: raise the limit, as by `ulimit -n 1024`.")
         fail(f"{error.filename or 'The output'} cannot be used: {error.strerror}.")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -63,6 +64,26 @@ class Subset:
     def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
         """Return samples by their index in the subset."""
         return self.whole.batch(self.indices[indices], rng)
+
+
+def rows_of(samples: Samples) -> tuple[Tensor, ...] | None:
+    """Return the tensors whose rows samples are; None if they are made otherwise, perhaps at random."""
+    root = root_of(samples)
+    if type(root) is not TensorSamples:
+        return None
+    return root.inputs if isinstance(root.inputs, tuple) else (root.inputs,)
+
+
+def root_of(samples: Samples) -> Samples:
+    """Return the samples that a subset is part of, or the samples themselves."""
+    while type(samples) is Subset:
+        samples = samples.whole
+    return samples
+
+
+def subset(samples: Samples, indices: NDArray[np.int64]) -> Samples:
+    """Return some of the samples."""
+    return Subset(samples, torch.from_numpy(indices))
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,40 @@
 """From an experiment file to run records."""
 
-import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from quped._rng import generator
-from quped.algorithms import FULL_PRECISION, AnyAlgorithm
-from quped.client import Client
-from quped.data import Dataset, Samples, Subset
-from quped.data.datasets import DATASETS
-from quped.data.partition import Indices, Share, split
+from quped._evaluate import Evaluation
 from quped.errors import QupedError, RunError
-from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment, Group
-from quped.federation import Federation
-from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json, refuse_link
-from quped.result import FORMAT, Evaluation
+from quped.experiments.population import Population
+from quped.experiments.schema import Experiment
+from quped.records import (
+    CONFIG,
+    RunRecord,
+    compared_folders,
+    distinct,
+    exclusive,
+    has_failed,
+    holds_run,
+    plain,
+    read_json,
+    refuse_link,
+)
+from quped.report.hurt import REFERENCES, share_below
+from quped.result import FORMAT
 from quped.simulation import Observer, Round, Setup
 from quped.simulation.checkpoint import recorded_curve
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
-
-VALIDATION_FRACTION = 0.2
 
 Result = dict[str, Any]
 """The content of a `result.json`."""
 
-Follow = Callable[[str], Observer]
-"""Returns an observer for the run of a method with a name, such as its progress bar."""
+Follow = Callable[[str], Sequence[Observer]]
+"""Returns the observers of the run of a method with a title, such as its progress bar."""
 
 
 def run_experiment(
@@ -43,7 +45,7 @@ def run_experiment(
     out: Path,
     overwrite: bool = False,
     resume: bool = False,
-    workers: int | None = None,
+    where: EngineChoice,
     checkpoint_every: int = 25,
     follow: Follow | None = None,
 ) -> list[Result]:
@@ -53,23 +55,28 @@ def run_experiment(
     and the others continue from their last checkpoint. Returns the content of each `result.json`.
     """
     methods = experiment.methods
-    for method in methods:
-        warn_of_replacements(experiment, method.algorithm)
     population = Population(experiment, seed)
+    for method in methods:
+        population.warn_of_replacements(method.algorithm)
     setups = [population.federation(method.algorithm).setup(method.training) for method in methods]
     whole = plain(experiment.model_dump())
     configs = [{"format": FORMAT, "preset": preset, "seed": seed, "config": whole}]
+    if population.facts is not None:
+        configs[0]["own_data"] = plain(population.facts)
     configs += [configs[0] | {"config": whole | {**plain(method.config()), "compare": []}} for method in methods[1:]]
     folders = [out, *(out / name for name in distinct([m.algorithm.name for m in methods[1:]]))]
     with exclusive(out):
+        if resume:
+            population.check_unchanged(RunRecord(out).read_config(), out)
         records = claim(folders, configs, overwrite=overwrite, resume=resume)
         results: list[Result] = []
-        for setup, record, config in zip(setups, records, configs, strict=True):
+        titles = distinct([type(setup.algorithm).__name__ for setup in setups])
+        for setup, record, config, title in zip(setups, records, configs, titles, strict=True):
             result = record.finished("algorithm", "accuracy", "clients", "seconds")
             if result is None:
-                observers = [] if follow is None else [follow(type(setup.algorithm).__name__)]
+                observers = [] if follow is None else follow(title)
                 try:
-                    result = run_method(setup, record, config, workers, checkpoint_every, observers)
+                    result = run_method(setup, record, config, where, checkpoint_every, observers)
                 except QupedError as error:
                     record.fail(str(error))
                     records[0].fail(str(error))
@@ -77,7 +84,7 @@ def run_experiment(
             record.checkpoints.clear()  # also those that a kill left beside the result
             results.append(result)
         results[0]["comparison"] = [
-            {**summary(result), "record": str(folder.relative_to(out))}
+            {**summary(result, results), "record": str(folder.relative_to(out))}
             for result, folder in zip(results, folders, strict=True)
         ]
         records[0].result(results[0])
@@ -88,7 +95,7 @@ def run_method(
     setup: Setup,
     record: RunRecord,
     config: Result,
-    workers: int | None,
+    where: EngineChoice,
     checkpoint_every: int,
     observers: Sequence[Observer],
 ) -> Result:
@@ -96,7 +103,7 @@ def run_method(
     record.rewind([point_of(evaluation) for evaluation in recorded_curve(record.checkpoints)])
     trained = fit(
         setup,
-        workers=workers,
+        where=where,
         checkpoints=record.checkpoints,
         checkpoint_every=checkpoint_every,
         callbacks=[Recorder(record), *observers],
@@ -169,8 +176,7 @@ def peers(folder: Path) -> list[Path]:
     folders = []
     with suppress(RunError, KeyError, TypeError, AttributeError):  # there is no record yet, or it is damaged
         mine = read_json(folder / CONFIG)
-        compared = [peer["algorithm"].get("name", DEFAULT_ALGORITHM) for peer in mine["config"]["compare"]]
-        for path in (folder / name for name in distinct(compared)):
+        for path in (folder / name for name in compared_folders(mine)):
             with suppress(RunError):  # it holds no run
                 theirs = read_json(path / CONFIG)
                 if all(theirs.get(key) == mine[key] for key in ("preset", "seed")):
@@ -178,109 +184,13 @@ def peers(folder: Path) -> list[Path]:
     return folders
 
 
-def warn_of_replacements(experiment: Experiment, algorithm: AnyAlgorithm) -> None:
-    """Warn of networks and bits that a method cannot give the clients as the experiment has them."""
-    words = []
-    if algorithm.global_network == "same" and any(g.model != experiment.global_network for g in experiment.clients):
-        words.append(f"has the global network {experiment.global_network.name}")
-    quantized = any(group.bits != FULL_PRECISION or group.budget is not None for group in experiment.clients)
-    if not algorithm.quantizes and quantized:
-        words.append("keeps full precision")
-    if words:
-        warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(words)}.", stacklevel=3)
-
-
-def summary(result: Result) -> Result:
+def summary(result: Result, results: Sequence[Result]) -> Result:
     """Return a method's line in the comparison."""
     return {
         "algorithm": result["algorithm"],
         "accuracy": result["accuracy"]["mean"],
+        "worst_tenth": result["accuracy"].get("worst_tenth"),
+        **{f"below_{reference}": share_below(result, results, reference) for reference in REFERENCES},
         "bytes_file": round(float(np.mean([client["bytes_file"] for client in result["clients"]]))),
         "seconds": result["seconds"],
     }
-
-
-def distinct(names: list[str]) -> list[str]:
-    """Return folder names: a repeated name gets a number."""
-    return [name if names.count(name) == 1 else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]
-
-
-class Population:
-    """The clients of an experiment, with the same data for every algorithm."""
-
-    def __init__(self, experiment: Experiment, seed: int) -> None:
-        """Load the data and share it out."""
-        self._experiment = experiment
-        self._seed = seed
-        self._groups = [group for group in experiment.clients for _ in range(group.count)]
-        data = DATASETS[experiment.data.name]()
-        self._samples = share_out(data, experiment, len(self._groups), seed)
-        # One function per network, so that clients with the same network form a group.
-        self._maker = cache(lambda choice: partial(choice.build, data.input_shape, data.classes))
-        self._names = client_names([group.name for group in self._groups])
-
-    def federation(self, algorithm: AnyAlgorithm) -> Federation:
-        """Return the clients under an algorithm.
-
-        One that needs the global network at every client, or full precision, gets clients that have it: this is how
-        methods are compared that cannot all do the same.
-        """
-        shared = self._experiment.global_network
-        clients = [
-            Client(
-                name=name,
-                train=train,
-                test=test,
-                model=self._maker(shared if algorithm.global_network == "same" else group.model),
-                **quantization(group, algorithm, replaced=algorithm.global_network == "same" and group.model != shared),
-                per_channel=group.per_channel,
-                init_centers=group.init_centers,
-            )
-            for name, group, (train, test) in zip(self._names, self._groups, self._samples, strict=True)
-        ]
-        return Federation(clients, algorithm, self._maker(shared), self._seed)
-
-    def evaluation_samples(self) -> dict[str, Samples]:
-        """Return the samples that each client's model is evaluated on."""
-        return {name: test for name, (_, test) in zip(self._names, self._samples, strict=True)}
-
-
-def quantization(group: Group, algorithm: AnyAlgorithm, *, replaced: bool) -> dict[str, Any]:
-    """Return how a client is quantized under an algorithm; `replaced` if its network is not the group's own."""
-    if not algorithm.quantizes:
-        return {}
-    if not replaced:
-        return {name: getattr(group, name) for name in ("bits", "quantize", "end_bits", "budget")}
-    # Names of parameters mean nothing in another network.
-    bits = min(group.bits.values()) if isinstance(group.bits, dict) else group.bits
-    return {"bits": bits, "end_bits": group.end_bits, "budget": group.budget}
-
-
-def client_names(kinds: Sequence[str]) -> list[str]:
-    """Return a name for each client: its kind and a number, all numbers with as many digits as the largest."""
-    digits, seen, names = len(str(len(kinds) - 1)), Counter[str](), []
-    for kind in kinds:
-        names.append(f"{kind}-{seen[kind]:0{digits}d}")
-        seen[kind] += 1
-    return names
-
-
-def share_out(data: Dataset, experiment: Experiment, clients: int, seed: int) -> list[tuple[Samples, Samples]]:
-    """Return the training samples and the samples to evaluate on of every client."""
-    shares = split(data, experiment.data.partition, clients, seed)
-    if experiment.data.evaluate_on == "test":
-        return [(subset(data.train, share.train), subset(data.test, share.test)) for share in shares]
-    held = [hold_out(share.train, generator(seed, "validation", i)) for i, share in enumerate(shares)]
-    return [(subset(data.train, share.train), subset(data.train, share.test)) for share in held]
-
-
-def hold_out(indices: Indices, rng: np.random.Generator, fraction: float = VALIDATION_FRACTION) -> Share:
-    """Split off a fraction of the training samples for validation."""
-    shuffled = rng.permutation(indices)
-    count = max(1, round(len(indices) * fraction))
-    return Share(np.sort(shuffled[count:]), np.sort(shuffled[:count]))
-
-
-def subset(samples: Samples, indices: Indices) -> Samples:
-    """Return some of the samples."""
-    return Subset(samples, torch.from_numpy(indices))

@@ -26,7 +26,7 @@ from quped.flower.wire import Reply, Request, flatten, form_of, pack, read_reque
 from quped.models import FunctionalNetwork
 from quped.records import versions
 from quped.simulation import Setup, SimClient
-from quped.simulation.client_round import evaluate_model, initial_personal, one_thread, run_client
+from quped.simulation.client_round import deployed_model, evaluate_model, initial_personal, one_thread, run_client
 from quped.simulation.files import packed_model
 from quped.simulation.options import training_options
 from quped.simulation.validation import validate_clients
@@ -126,7 +126,7 @@ class Node:
         values: dict[str, Any] = {"client": client.name, "run": request.run, "round": request.round}
         with store.locked(self.options.round_seconds):
             if not store.rounds():
-                model = setup.algorithm.deploy(client.spec, shared, initial_personal(setup, client, shared))
+                model = deployed_model(setup, client, shared, initial_personal(setup, client, shared))
                 return Reply(values | score_values(score_of(setup, client, model)), NOTHING)
             held = store.latest()
             tensors = {path: leaf for path, leaf in held.tensors.items() if not path.startswith("shared")}
@@ -168,8 +168,8 @@ class Node:
         """Return the score of a round that is to be evaluated, if the server's update cannot change the model."""
         if not setup.schedule.evaluates(round_):
             return {}
-        model = setup.algorithm.deploy(client.spec, shared, personal)
-        other = setup.algorithm.deploy(client.spec, _tree.map_leaves(changed, shared), personal)
+        model = deployed_model(setup, client, shared, personal)
+        other = deployed_model(setup, client, _tree.map_leaves(changed, shared), personal)
         if not same(model, other):
             return {}
         values = {"final": True, **score_values(score_of(setup, client, model))}
@@ -193,7 +193,7 @@ def deployed(setup: Setup, client: SimClient, held: Held) -> Deployed:
     """Return the model of a client from what its node keeps."""
     templates = setup.templates
     personal = held.tree("personal", templates.personal[client.spec.group])
-    return setup.algorithm.deploy(client.spec, held.tree("shared", templates.shared), personal)
+    return deployed_model(setup, client, held.tree("shared", templates.shared), personal)
 
 
 def score_of(setup: Setup, client: SimClient, model: Deployed) -> Score | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from quped import _tree
 from quped.errors import RunError
 from quped.records import Checkpoints, exclusive, read_json, write_json
-from quped.records.checkpoints import UNREADABLE, read
+from quped.records.checkpoints import DAMAGE, read
 from quped.records.files import PATIENCE as PATIENCE
 
 NODE = "node.json"
@@ -90,7 +90,7 @@ class Store:
         try:
             tensors, info = read(file)
             return Held(info["round"], info["before"], info["request"], info["values"], tensors)
-        except UNREADABLE as error:
+        except DAMAGE as error:
             warnings.warn(f"{file} is damaged ({error}): the round is computed again.", stacklevel=2)
             return None
 
