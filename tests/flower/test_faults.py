@@ -232,11 +232,13 @@ def test_somebody_elses_name_is_refused(grids: Grids, caplog: pytest.LogCaptureF
     grid.nodes[12] = FakeNode({**grid.nodes[10].config}, registered="c2")
     grid.nodes[13] = FakeNode({**grid.nodes[10].config})
     grid.nodes[14] = FakeNode({**grid.nodes[10].config}, registered="mallory")
+    grid.nodes[15] = FakeNode({**grid.nodes[11].config}, registered="c1")
     with pytest.raises(RunError, match=r"c2 have not joined"):
         serve(grid, grid.run_config)
     told = "\n".join(caplog.messages)
     assert "Node 12 is refused: it says to be 'c0', but its key is registered as 'c2'" in told
     assert "Node 13 is refused: it says to be 'c0', which is another node" in told
+    assert "Node 15 is refused: another node is registered as 'c1'" in told
     assert "Node 14 is refused: its key is registered as 'mallory', which is none of c0, c1, c2" in told
 
 

@@ -222,6 +222,8 @@ def result_of(
         }
         for name, member in sorted(members.items())
     ]
+    described = setup.describe()
+    described["training"]["batch_size"] = setup.options.batch_size  # not that of the stand-ins
     return {
         "format": FORMAT,
         "algorithm": setup.algorithm.name,
@@ -231,7 +233,7 @@ def result_of(
         "clients": clients,
         "epochs": setup.schedule.epochs,
         "rounds": setup.schedule.rounds,
-        **setup.describe(),
+        **described,
         "seconds": round(seconds, 3),
         "versions": versions(),
         "run": engine.run,
