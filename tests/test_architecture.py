@@ -19,10 +19,10 @@ LAYERS = (
     {"export"},
     {"client", "result"},
     {"simulation"},
-    {"progress", "federation", "tuning"},
-    {"testing", "_bench", "_bench_files", "report"},
+    {"progress", "observers", "federation", "tuning"},
+    {"testing", "_bench", "_bench_files", "_bench_networks", "report"},
     {"experiments"},
-    {"paper"},
+    {"paper", "flower"},
     {"cli"},
     {"__main__"},
 )
@@ -39,6 +39,12 @@ ONLY_IN = {
     "matplotlib": {"report", "paper"},
     "onnx": {"export"},
     "onnxruntime": {"export"},
+    "ray": {"simulation"},
+    "mlflow": {"observers"},
+    "wandb": {"observers"},
+    "pandas": {"result"},
+    "flwr": {"flower"},
+    "cryptography": {"flower"},
 }
 """Packages that come with an extra, and the parts that may import them."""
 
@@ -82,6 +88,11 @@ def test_imports_point_downward(path: Path) -> None:
         assert part in ONLY_IN.get(top, {part}), f"only {ONLY_IN.get(top)} may import {top}"
 
 
+def test_one_file_imports_ray() -> None:
+    importing = [path.name for path in FILES if any(name.split(".")[0] == "ray" for name in imports(path))]
+    assert importing == ["ray.py"]
+
+
 def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:
     """An algorithm is pure: the engine gives it its batches, and keeps its state."""
     banned = {"random", "os", "pathlib", "io", "numpy", "time", "quped._rng"}
@@ -91,4 +102,4 @@ def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:
 
 def test_the_front_door_is_small() -> None:
     for name in ("__init__", "client", "federation", "result", "errors"):
-        assert len((ROOT / f"{name}.py").read_text().splitlines()) <= 190, name
+        assert len((ROOT / f"{name}.py").read_text().splitlines()) <= 220, name

@@ -38,7 +38,7 @@ def test_own_classes_by_hand() -> None:
     scores = torch.tensor([[0.2, 0.9, 0.1], [0.1, 0.9, 0.3], [0.0, 0.9, 0.1], [0.5, 0.1, 0.2]])
     samples = TensorSamples(scores, torch.tensor([0, 2, 1, 0]))
     found = evaluate.score(network, ModelState({}, {}), samples, torch.tensor([0, 2]))
-    assert found == (0.5, 0.75)
+    assert found == evaluate.Score(0.5, 0.75)
     assert torch.is_grad_enabled()
 
 
@@ -51,6 +51,15 @@ def test_the_worst_tenth_of_clients(count: int, worst: float) -> None:
     assert found["mean"] == pytest.approx(np.mean(list(accuracies.values())))
     assert found["std"] == pytest.approx(np.std(list(accuracies.values())))
     assert found["per_client"] == accuracies
+
+
+def test_who_is_hurt_by_hand() -> None:
+    """Errors are 5 points of 100 samples at 0.5, 2.5 of 400, and 0 where all or nothing is right."""
+    mine = {"a": 0.5, "b": 0.5, "c": 0.5, "zero": 0.0, "alone": 0.1, "untested": 0.1}
+    theirs = {"a": 0.59, "b": 0.61, "c": 0.56, "zero": 0.1, "untested": 0.9}
+    samples = {"a": 100, "b": 100, "c": 400, "zero": 10, "alone": 10, "untested": 0}
+    assert evaluate.hurt(mine, theirs, samples) == {"a": False, "b": True, "c": True, "zero": True}
+    assert not any(evaluate.hurt(theirs, mine, samples).values())
 
 
 def test_without_clients_there_is_no_accuracy() -> None:

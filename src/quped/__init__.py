@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quped._evaluate import Evaluation
     from quped.algorithms import (
         FML,
         Ditto,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         PFedMe,
         Quantization,
         QuPeD,
+        QuPeDPlus,
         QuPeL,
     )
     from quped.client import Client
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from quped.export import load, save
     from quped.federation import Federation
     from quped.quant import LinearSchedule
-    from quped.result import ClientResult, Evaluation, FitResult
+    from quped.result import ClientResult, FitResult
     from quped.simulation import Observer, Round, TrainingOptions
     from quped.tuning import Trial, Tuning
 
 _MODULES = {
+    "quped._evaluate": ("Evaluation",),
     "quped.algorithms": (
         "FML",
         "Ditto",
@@ -40,6 +43,7 @@ _MODULES = {
         "PFedMe",
         "PerFedAvg",
         "QuPeD",
+        "QuPeDPlus",
         "QuPeL",
         "Quantization",
     ),
@@ -48,7 +52,7 @@ _MODULES = {
     "quped.export": ("load", "save"),
     "quped.federation": ("Federation",),
     "quped.quant": ("LinearSchedule",),
-    "quped.result": ("ClientResult", "Evaluation", "FitResult"),
+    "quped.result": ("ClientResult", "FitResult"),
     "quped.simulation": ("Observer", "Round", "TrainingOptions"),
     "quped.tuning": ("Trial", "Tuning"),
 }
@@ -71,6 +75,7 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "QuPeD",
+    "QuPeDPlus",
     "QuPeL",
     "Quantization",
     "QupedError",

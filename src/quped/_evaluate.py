@@ -1,6 +1,8 @@
 """Metrics of a model on samples, and of many clients. Nothing here can change a model."""
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,35 @@ class Score(NamedTuple):
     """The share of samples that it classifies correctly."""
     own_classes: float
     """The same if it may only choose among the classes in the client's training data."""
+    weights: dict[str, Any] | None = None
+    """Of a client whose weights are watched, where they lie around their centers."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A point of the learning curve."""
+
+    round: int
+    """From 0."""
+    epoch: int
+    """From 0: the one in which the round began."""
+    phase: str
+    """"train" or "finetune"."""
+    loss: float
+    """Training loss, mean over the round's clients and steps."""
+    accuracy: dict[str, float]
+    """Test accuracy of each client's deployed model; clients without test samples are not listed."""
+    seconds: float
+    """Since the run began."""
+    accuracy_own_classes: dict[str, float] = field(default_factory=dict)
+    """The same if a model may only choose among the classes in its client's training data."""
+    weights: dict[str, Any] = field(default_factory=dict)
+    """For one client of each kind, how its weights lie around their centers; see `quped.quant.histogram`."""
+
+    @property
+    def mean(self) -> float:
+        """Test accuracy, mean over clients; NaN if none has test samples."""
+        return float(np.mean(list(self.accuracy.values()))) if self.accuracy else float("nan")
 
 
 def accuracy(network: Network, model: ModelState, samples: Samples) -> float:
@@ -56,3 +87,15 @@ def over_clients(accuracy: Mapping[str, float]) -> dict[str, Any]:
         "worst_tenth": float(np.mean(worst)) if values else None,
         "per_client": dict(accuracy),
     }
+
+
+def hurt(accuracy: Mapping[str, float], other: Mapping[str, float], samples: Mapping[str, int]) -> dict[str, bool]:
+    """Say which clients are hurt by a method: their accuracy p is below that of another one by more than two standard
+    errors sqrt(p (1 - p) / n) of their n test samples. Only clients that are everywhere are listed."""
+    common = [name for name in accuracy if name in other and samples.get(name)]
+    return {name: other[name] - accuracy[name] > 2 * binomial_error(accuracy[name], samples[name]) for name in common}
+
+
+def binomial_error(share: float, count: int) -> float:
+    """Return the standard error of a share of so many independent samples."""
+    return math.sqrt(share * (1 - share) / count)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from quped._vmap import under_vmap
 from quped.typing import Params
 
 T = TypeVar("T")
@@ -41,10 +42,22 @@ def items(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         raise TypeError(f"a tree holds tensors, dictionaries and tuples, not {type(tree).__name__}")
 
 
+def size(tree: object) -> int:
+    """Return the bytes of all leaves."""
+    return sum(leaf.numel() * leaf.element_size() for _, leaf in items(tree))
+
+
 def unflatten(template: T, leaves: Mapping[str, Tensor], prefix: str) -> T:
     """Return a tree in the shape of a template, from leaves by their paths: the inverse of `items`."""
     paths = iter([path for path, _ in items(template, prefix)])
     return map_leaves(lambda _: leaves[next(paths)], template)
+
+
+def choose(condition: Tensor, yes: Callable[[], T], no: Callable[[], T]) -> T:
+    """Return one of two trees; where clients are stacked, each client's own, since no value can be asked for."""
+    if not under_vmap():
+        return yes() if condition else no()
+    return map_leaves(lambda a, b: torch.where(condition, a, b), yes(), no())
 
 
 def add_scaled(a: Params, b: Params, scale: float) -> Params:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import nn
 
-from quped._evaluate import over_clients
+from quped._evaluate import Evaluation, Score, over_clients
+from quped._extras import extra
 from quped.algorithms import Deployed
 from quped.data import Samples
 from quped.errors import InvalidValueError, did_you_mean
@@ -19,30 +19,8 @@ from quped.models import FunctionalNetwork
 from quped.records import plain, versions
 from quped.typing import ModelState
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A point of the learning curve."""
-
-    round: int
-    """From 0."""
-    epoch: int
-    """From 0: the one in which the round began."""
-    phase: str
-    """"train" or "finetune"."""
-    loss: float
-    """Training loss, mean over the round's clients and steps."""
-    accuracy: dict[str, float]
-    """Test accuracy of each client's deployed model; clients without test samples are not listed."""
-    seconds: float
-    """Since the run began."""
-    accuracy_own_classes: dict[str, float] = field(default_factory=dict)
-    """The same if a model may only choose among the classes in its client's training data."""
-
-    @property
-    def mean(self) -> float:
-        """Test accuracy, mean over clients; NaN if none has test samples."""
-        return float(np.mean(list(self.accuracy.values()))) if self.accuracy else float("nan")
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -55,6 +33,8 @@ class ClientResult:
     """Bits per weight of each quantized parameter; empty in full precision."""
     samples: int
     """Training samples."""
+    test_samples: int
+    """Test samples; 0 without any."""
     accuracy: float | None
     """On the client's test samples; None without any."""
     parameters: int
@@ -64,6 +44,10 @@ class ClientResult:
     """Size of the numbers in it without names, shapes and compression: packed indices, and all others in float32."""
     bytes_float32: int
     """Size of the same model in float32."""
+    classes: list[int] = field(default_factory=list)
+    """Training samples of each class."""
+    rounds: int = 0
+    """In which it took part."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +65,7 @@ class FitResult:
     describe: Callable[[str], ClientResult] = field(repr=False)
     """Returns what came out for a client: see `clients`."""
     models: Mapping[str, Deployed] = field(repr=False)
-    """Each client's deployed tensors, with the codebooks of the quantized ones."""
+    """Each client's deployed tensors, with the codebooks of the quantized ones; made when they are asked for."""
     files: Mapping[str, bytes] = field(repr=False)
     """Each client's model as its packed file, which is made when it is asked for."""
     networks: Mapping[str, FunctionalNetwork] = field(repr=False)
@@ -89,20 +73,35 @@ class FitResult:
     """Each client's test samples, or its training samples if it has no others: exports are verified on them."""
     global_model: ModelState | None = field(repr=False)
     """The tensors of the global model w; None for methods without."""
-    global_accuracy: float | None
-    """Accuracy of w on the clients' own test samples, mean over clients: whether there was something to learn from."""
-    global_accuracy_own_classes: float | None
-    """The same if w may only choose among the classes in each client's training data: what a method gains that does
-    nothing but know them."""
+    score_global: Callable[[], Score | None] = field(repr=False)
+    """Returns how well w does: see `global_accuracy`."""
     global_network: FunctionalNetwork = field(repr=False)
     options: dict[str, Any] = field(repr=False)
     """The method's `hyperparameters`, and the `training`: the options, and what follows from them.
     A `batch_size` of None: clients have their own."""
+    sent: dict[str, int] = field(repr=False, default_factory=dict)
+    """Bytes for one client in one round, uncompressed: `to_server` and `to_client`."""
 
     @cached_property
     def clients(self) -> list[ClientResult]:
         """What came out for each client; measured when it is first asked for."""
         return [self.describe(name) for name in self.models]
+
+    @cached_property
+    def _global_score(self) -> Score | None:
+        return self.score_global()
+
+    @property
+    def global_accuracy(self) -> float | None:
+        """Accuracy of w on the clients' own test samples, mean over clients: whether there was something to learn from.
+        None for methods without w. Measured when it is first asked for."""
+        return None if self._global_score is None else self._global_score.accuracy
+
+    @property
+    def global_accuracy_own_classes(self) -> float | None:
+        """The same if w may only choose among the classes in each client's training data: what a method gains that does
+        nothing but know them."""
+        return None if self._global_score is None else self._global_score.own_classes
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -154,6 +153,22 @@ class FitResult:
             raise InvalidValueError(f"The method {self.algorithm} leaves no global model to use.")
         return self.global_network.module(self.global_model)
 
+    def to_frame(self) -> "DataFrame":
+        """Return a table with one row per client and evaluation. This needs `quped[pandas]`."""
+        with extra("pandas"):
+            import pandas
+        whole = ("round", "epoch", "phase", "loss", "seconds")
+        return pandas.DataFrame(
+            {
+                **{field: getattr(point, field) for field in whole},
+                "client": client,
+                "accuracy": accuracy,
+                "accuracy_own_classes": point.accuracy_own_classes.get(client),
+            }
+            for point in self.curve
+            for client, accuracy in point.accuracy.items()
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values, as `result.json` holds them."""
         result = {
@@ -168,6 +183,7 @@ class FitResult:
             "epochs": self.epochs,
             "rounds": self.rounds,
             **self.options,
+            "sent": self.sent,
             "seconds": round(self.seconds, 3),
             "versions": versions(),
         }

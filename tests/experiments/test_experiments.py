@@ -13,9 +13,9 @@ from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.errors import InvalidValueError
 from quped.experiments.population import Population
 from quped.experiments.presets import FOLDER, presets
-from quped.experiments.run import distinct
 from quped.experiments.schema import apply, build_algorithm, load, validate
 from quped.quant import LinearSchedule
+from quped.records import distinct
 from quped.simulation import SimClient
 
 PRESETS = presets()

@@ -5,6 +5,7 @@ logits only; it averages each class over the clients that have it, and a server 
 predicts by the nearest prototype, and a client here deploys weights. Methods for different networks are FML and QuPeD.
 """
 
+from quped.algorithms._algorithm1 import Learner
 from quped.algorithms._sgd import SGD
 from quped.algorithms.base import AnyAlgorithm, ClientSpec, Deployed, Empty, Global, GlobalNetwork
 from quped.algorithms.ditto import Ditto
@@ -17,6 +18,7 @@ from quped.algorithms.perfedavg import PerFedAvg
 from quped.algorithms.pfedme import PFedMe
 from quped.algorithms.quantization import Quantization
 from quped.algorithms.quped import QuPeD
+from quped.algorithms.qupedplus import QuPeDPlus
 from quped.algorithms.qupel import QuPeL
 from quped.quant import FULL_PRECISION
 
@@ -31,9 +33,22 @@ AlgorithmClass = (
     | type[FML]
     | type[QuPeL]
     | type[QuPeD]
+    | type[QuPeDPlus]
 )
 
-_ALL: tuple[AlgorithmClass, ...] = (Local, FedAvg, FedAvgFT, FedRep, Ditto, PFedMe, PerFedAvg, FML, QuPeL, QuPeD)
+_ALL: tuple[AlgorithmClass, ...] = (
+    Local,
+    FedAvg,
+    FedAvgFT,
+    FedRep,
+    Ditto,
+    PFedMe,
+    PerFedAvg,
+    FML,
+    QuPeL,
+    QuPeD,
+    QuPeDPlus,
+)
 ALGORITHMS: dict[str, AlgorithmClass] = {algorithm.name: algorithm for algorithm in _ALL}
 """Every algorithm by its name."""
 
@@ -53,10 +68,12 @@ __all__ = [
     "FedRep",
     "Global",
     "GlobalNetwork",
+    "Learner",
     "Local",
     "PFedMe",
     "PerFedAvg",
     "QuPeD",
+    "QuPeDPlus",
     "QuPeL",
     "Quantization",
 ]

@@ -1,5 +1,6 @@
 """The command line: parsing and printing."""
 
+import errno
 import io
 import logging
 import shlex
@@ -20,6 +21,8 @@ COMMANDS = {
     "run": "quped.cli.run",
     "tune": "quped.cli.tune",
     "presets": "quped.cli.presets",
+    "report": "quped.cli.report",
+    "watch": "quped.cli.watch",
     "train": "quped.cli.train",
     "plan": "quped.cli.plan",
     "export": "quped.cli.export",
@@ -27,6 +30,7 @@ COMMANDS = {
     "data": "quped.cli.data",
     "paper": "quped.cli.paper",
     "bench": "quped.cli.bench",
+    "flower": "quped.cli.flower",
 }
 """The module of each command, whose `app` it is."""
 
@@ -87,6 +91,8 @@ def main() -> None:
         sys.stdout = None
         sys.exit(141)
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            fail("This program may not open as many files as it needs: raise the limit, as by `ulimit -n 1024`.")
         fail(f"{error.filename or 'The output'} cannot be used: {error.strerror}.")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -13,9 +13,12 @@ from quped.cli._shared import make_console, notes, single_command
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
 from quped.experiments import Experiment, find, load, run_experiment, validate
 from quped.experiments.run import Result
+from quped.observers import LOGS, open_log
 from quped.progress import progress_bars
-from quped.records import CONFIG, MODELS, RESULT, RunRecord
+from quped.records import CONFIG, MODELS, REPORT, RESULT, RunRecord
+from quped.report.page import write_report
 from quped.report.terminal import client_table, comparison_table, verdict
+from quped.simulation.engines import ENGINES, EngineChoice
 
 Preset = Annotated[
     str | None,
@@ -40,6 +43,12 @@ Resume = Annotated[
     typer.Option(metavar="DIR", help="Resume the interrupted run in DIR.", file_okay=False, show_default=False),
 ]
 CheckpointEvery = Annotated[int, typer.Option(min=1, metavar="N", help="Write a checkpoint every N rounds.")]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", metavar="|".join(ENGINES), help="Where clients are computed.", show_default="by --workers"
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -48,8 +57,21 @@ Workers = Annotated[
         show_default="all cores on Linux, else 0",
     ),
 ]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the cluster, for --engine ray.", show_default="Ray is started on this machine"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print result.json, and nothing else, on standard output.")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Do not write report.html into the record.")]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOOL:DIR",
+        help=f"Also log to one of {', '.join(LOGS)}, in files below DIR: needs the extra of that name.",
+        show_default=False,
+    ),
+]
 
 
 def run_command(
@@ -60,14 +82,19 @@ def run_command(
     overwrite: Overwrite = False,
     resume: Resume = None,
     checkpoint_every: CheckpointEvery = 25,
+    engine: EngineName = None,
     workers: Workers = None,
+    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
+    no_report: NoReport = False,
+    log: Log = None,
 ) -> None:
     """Train a federation and show what every client got.
 
     Without arguments, runs the preset *quickstart*. Ctrl-C stops after the round, with a checkpoint; again, at once.
     """
+    where = EngineChoice(engine, workers, address=address)
     if resume is not None:
         if preset or change or seed is not None or out or overwrite:
             raise InvalidValueError("--resume takes the experiment from the record: give no other options of it.")
@@ -81,6 +108,7 @@ def run_command(
     console = make_console(quiet=quiet or as_json)
     if experiment.description:
         console.print(f"[bold]{escape(name)}[/]: {escape(experiment.description)}")
+    logs = open_log(log, name) if log is not None else lambda _: []
     again = f"quped run --resume {shlex.quote(str(folder))}"
     try:
         with notes(console), progress_bars(console) as follow:
@@ -93,9 +121,9 @@ def run_command(
                 out=folder,
                 overwrite=overwrite,
                 resume=resume is not None,
-                workers=workers,
+                where=where,
                 checkpoint_every=checkpoint_every,
-                follow=follow,
+                follow=lambda title: [follow(title), *logs(title)],
             )
     except InterruptedRunError as stop:
         typer.echo(f"{stop} Continue with:\n  {again}", err=True)
@@ -104,6 +132,9 @@ def run_command(
         typer.echo(f"Interrupted. Continue from the last checkpoint, if there is one, with:\n  {again}", err=True)
         raise
     show(console, results, folder)
+    if not no_report:
+        write_report([folder], folder / REPORT)
+        console.print(f"Report: {escape(str(folder / REPORT))}", soft_wrap=True)
     if as_json:
         print((folder / RESULT).read_text(), end="")
 

@@ -66,6 +66,21 @@ class Subset:
         return self.whole.batch(self.indices[indices], rng)
 
 
+def rows_of(samples: Samples) -> tuple[Tensor, ...] | None:
+    """Return the tensors whose rows samples are; None if they are made otherwise, perhaps at random."""
+    root = root_of(samples)
+    if type(root) is not TensorSamples:
+        return None
+    return root.inputs if isinstance(root.inputs, tuple) else (root.inputs,)
+
+
+def root_of(samples: Samples) -> Samples:
+    """Return the samples that a subset is part of, or the samples themselves."""
+    while type(samples) is Subset:
+        samples = samples.whole
+    return samples
+
+
 def subset(samples: Samples, indices: NDArray[np.int64]) -> Samples:
     """Return some of the samples."""
     return Subset(samples, torch.from_numpy(indices))
@@ -84,3 +99,5 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     writers: NDArray[np.int64] | None = None
     """The writer of each sample. If known, `train` and `test` are one pool that is partitioned by writer."""
+    people: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """The person of each training and of each test sample, if known: one split for all, whoever gets the samples."""

@@ -7,20 +7,34 @@ from typing import Any
 
 import numpy as np
 
+from quped._evaluate import Evaluation
 from quped.errors import QupedError, RunError
 from quped.experiments.population import Population
-from quped.experiments.schema import DEFAULT_ALGORITHM, Experiment
-from quped.records import CONFIG, RunRecord, exclusive, has_failed, holds_run, plain, read_json, refuse_link
-from quped.result import FORMAT, Evaluation
+from quped.experiments.schema import Experiment
+from quped.records import (
+    CONFIG,
+    RunRecord,
+    compared_folders,
+    distinct,
+    exclusive,
+    has_failed,
+    holds_run,
+    plain,
+    read_json,
+    refuse_link,
+)
+from quped.report.hurt import REFERENCES, share_below
+from quped.result import FORMAT
 from quped.simulation import Observer, Round, Setup
 from quped.simulation.checkpoint import recorded_curve
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 
 Result = dict[str, Any]
 """The content of a `result.json`."""
 
-Follow = Callable[[str], Observer]
-"""Returns an observer for the run of a method with a name, such as its progress bar."""
+Follow = Callable[[str], Sequence[Observer]]
+"""Returns the observers of the run of a method with a title, such as its progress bar."""
 
 
 def run_experiment(
@@ -31,7 +45,7 @@ def run_experiment(
     out: Path,
     overwrite: bool = False,
     resume: bool = False,
-    workers: int | None = None,
+    where: EngineChoice,
     checkpoint_every: int = 25,
     follow: Follow | None = None,
 ) -> list[Result]:
@@ -56,12 +70,13 @@ def run_experiment(
             population.check_unchanged(RunRecord(out).read_config(), out)
         records = claim(folders, configs, overwrite=overwrite, resume=resume)
         results: list[Result] = []
-        for setup, record, config in zip(setups, records, configs, strict=True):
+        titles = distinct([type(setup.algorithm).__name__ for setup in setups])
+        for setup, record, config, title in zip(setups, records, configs, titles, strict=True):
             result = record.finished("algorithm", "accuracy", "clients", "seconds")
             if result is None:
-                observers = [] if follow is None else [follow(type(setup.algorithm).__name__)]
+                observers = [] if follow is None else follow(title)
                 try:
-                    result = run_method(setup, record, config, workers, checkpoint_every, observers)
+                    result = run_method(setup, record, config, where, checkpoint_every, observers)
                 except QupedError as error:
                     record.fail(str(error))
                     records[0].fail(str(error))
@@ -69,7 +84,7 @@ def run_experiment(
             record.checkpoints.clear()  # also those that a kill left beside the result
             results.append(result)
         results[0]["comparison"] = [
-            {**summary(result), "record": str(folder.relative_to(out))}
+            {**summary(result, results), "record": str(folder.relative_to(out))}
             for result, folder in zip(results, folders, strict=True)
         ]
         records[0].result(results[0])
@@ -80,7 +95,7 @@ def run_method(
     setup: Setup,
     record: RunRecord,
     config: Result,
-    workers: int | None,
+    where: EngineChoice,
     checkpoint_every: int,
     observers: Sequence[Observer],
 ) -> Result:
@@ -88,7 +103,7 @@ def run_method(
     record.rewind([point_of(evaluation) for evaluation in recorded_curve(record.checkpoints)])
     trained = fit(
         setup,
-        workers=workers,
+        where=where,
         checkpoints=record.checkpoints,
         checkpoint_every=checkpoint_every,
         callbacks=[Recorder(record), *observers],
@@ -161,8 +176,7 @@ def peers(folder: Path) -> list[Path]:
     folders = []
     with suppress(RunError, KeyError, TypeError, AttributeError):  # there is no record yet, or it is damaged
         mine = read_json(folder / CONFIG)
-        compared = [peer["algorithm"].get("name", DEFAULT_ALGORITHM) for peer in mine["config"]["compare"]]
-        for path in (folder / name for name in distinct(compared)):
+        for path in (folder / name for name in compared_folders(mine)):
             with suppress(RunError):  # it holds no run
                 theirs = read_json(path / CONFIG)
                 if all(theirs.get(key) == mine[key] for key in ("preset", "seed")):
@@ -170,16 +184,13 @@ def peers(folder: Path) -> list[Path]:
     return folders
 
 
-def summary(result: Result) -> Result:
+def summary(result: Result, results: Sequence[Result]) -> Result:
     """Return a method's line in the comparison."""
     return {
         "algorithm": result["algorithm"],
         "accuracy": result["accuracy"]["mean"],
+        "worst_tenth": result["accuracy"].get("worst_tenth"),
+        **{f"below_{reference}": share_below(result, results, reference) for reference in REFERENCES},
         "bytes_file": round(float(np.mean([client["bytes_file"] for client in result["clients"]]))),
         "seconds": result["seconds"],
     }
-
-
-def distinct(names: list[str]) -> list[str]:
-    """Return folder names: a repeated name gets a number."""
-    return [name if names.count(name) == 1 else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]

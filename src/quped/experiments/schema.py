@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -30,12 +31,11 @@ from quped.data.partition import parsed
 from quped.errors import InvalidValueError, did_you_mean
 from quped.models import build
 from quped.quant import MAX_BITS, CenterInit
+from quped.records import DEFAULT_ALGORITHM
 from quped.simulation import TrainingOptions
 from quped.simulation.bits import BITS
 from quped.simulation.budget import parse_bytes
 from quped.simulation.options import find_mistakes
-
-DEFAULT_ALGORITHM = "quped"
 
 
 def known_bits(bits: int) -> int:
@@ -55,6 +55,25 @@ def known_partition(scheme: str) -> str:
     """Accept a way to share out samples."""
     parsed(scheme)
     return scheme
+
+
+MOST_CLIENTS = 100_000
+MOST_WEIGHTS = 10**9
+"""Of a perceptron: 4 GB."""
+
+
+def affordable(hidden: tuple[int, ...]) -> tuple[int, ...]:
+    """Accept hidden layers that fit into memory, before they are made."""
+    if sum(a * b for a, b in pairwise(hidden)) > MOST_WEIGHTS:
+        raise ValueError(f"these layers have more than {MOST_WEIGHTS:,} weights")
+    return hidden
+
+
+def countable(groups: tuple["Group", ...]) -> tuple["Group", ...]:
+    """Accept groups that are not too many clients together."""
+    if sum(group.count or 0 for group in groups) > MOST_CLIENTS:
+        raise ValueError(f"these are more than {MOST_CLIENTS:,} clients")
+    return groups
 
 
 Whole = Annotated[int, Field(strict=True)]
@@ -105,7 +124,7 @@ class Data(Section):
 
     name: Annotated[str, AfterValidator(dataset_name)]
     partition: Annotated[str, AfterValidator(known_partition)]
-    """Who gets what: `classes=N`, `dirichlet=ALPHA`, `writers=N` or `iid`."""
+    """Who gets what: `classes=N`, `dirichlet=ALPHA`, `writers=N`, `people=N` or `iid`."""
     evaluate_on: Where = "test"
 
 
@@ -192,7 +211,17 @@ class MLP(NetworkSection):
     """A multi-layer perceptron."""
 
     name: Literal["mlp"]
-    hidden: tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...] = (128, 64)
+    hidden: Annotated[tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], AfterValidator(affordable)] = (
+        128,
+        64,
+    )
+
+
+class CNN1D(NetworkSection):
+    """A network for signals."""
+
+    name: Literal["cnn1d"]
+    width: Number = Field(default=1.0, gt=0, le=100)
 
 
 class ResNet(NetworkSection):
@@ -214,7 +243,7 @@ def named(value: object) -> object:
 
 
 NetworkChoice = Annotated[
-    CNN | MLP | ResNet | Text,
+    CNN | CNN1D | MLP | ResNet | Text,
     Field(discriminator="name"),
     BeforeValidator(named),
 ]
@@ -234,7 +263,7 @@ class Group(Section):
 
     name: str = Field(default="client", pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     """The kind of device: its clients are called NAME-0, NAME-1, ..."""
-    count: Annotated[Whole, Field(ge=1, le=100_000)] | None = None
+    count: Annotated[Whole, Field(ge=1, le=MOST_CLIENTS)] | None = None
     members: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Of a user's own clients: names, or patterns such as `phone-*`."""
     model: NetworkChoice
@@ -338,7 +367,7 @@ class Experiment(Section):
 
     description: str = ""
     data: AnyData
-    clients: Annotated[tuple[Group, ...], AfterValidator(check_groups)] = Field(
+    clients: Annotated[tuple[Group, ...], AfterValidator(countable), AfterValidator(check_groups)] = Field(
         default=(), max_length=1000, validate_default=True
     )
     global_model: NetworkChoice | None = None
@@ -369,17 +398,22 @@ def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
 
 def read_values(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     """Return what an experiment file says, after `key=value` changes, with whole paths to data."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"The experiment file {path} cannot be read: {error}.") from error
-    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
-        raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
+    values = read_toml(path)
     for change in changes:
         apply(values, change)
     if isinstance(data := values.get("data"), dict):
         data |= {key: str(path.parent.resolve() / data[key]) for key in PATHS if isinstance(data.get(key), str)}
     return values
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a file that a person wrote."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValueError(f"The file {path} cannot be read: {error}.") from error
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
+        raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
 
 
 def validate(values: dict[str, Any], name: str) -> Experiment:

@@ -36,6 +36,7 @@ from quped.optim import (
 )
 from quped.optim.base import CENTER_GRAD_CLIP
 from quped.quant import MAX_BITS, LinearSchedule
+from quped.quant.histogram import histogram
 from quped.records import RunRecord, versions
 from quped.records.nested import put_tensors, take_tensors
 from quped.typing import Batch, ModelState
@@ -167,9 +168,6 @@ class Epoch(NamedTuple):
     """Of the largest quantized tensor: its name, a histogram of its weights, and its centers."""
 
 
-BINS = 121
-"""Of the histogram of the weights."""
-
 Progress = Callable[[Epoch | float], None]
 """Takes the share of the present epoch that is done, and every finished epoch."""
 
@@ -192,7 +190,7 @@ def train(recipe: Recipe, record: RunRecord, progress: Progress = lambda _: None
         phase = "finetune" if optimizer.hard else "train"
         seconds = round(time.monotonic() - began, 3)
         reach = curve[0].weights["reach"] if curve else None
-        curve.append(Epoch(epoch, phase, loss, quantized, floating, seconds, histogram(optimizer, reach)))
+        curve.append(Epoch(epoch, phase, loss, quantized, floating, seconds, weights_of(optimizer, reach)))
         record.point(point_of(curve[-1]))
         save(recipe, record, epoch, model, optimizer, curve)
         progress(curve[-1])
@@ -200,7 +198,7 @@ def train(recipe: Recipe, record: RunRecord, progress: Progress = lambda _: None
         optimizer.harden(model)
     if not curve:
         reached = evaluate(model, held)
-        curve = [Epoch(0, "train", math.nan, reached, reached, time.monotonic() - began, histogram(optimizer))]
+        curve = [Epoch(0, "train", math.nan, reached, reached, time.monotonic() - began, weights_of(optimizer))]
     codebooks = optimizer.codebooks() if recipe.quantizes else {}
     packed = PackedModel.of(model, codebooks, method=recipe.method, accuracy=round(curve[-1].accuracy, 6))
     file = to_bytes(packed)
@@ -208,6 +206,7 @@ def train(recipe: Recipe, record: RunRecord, progress: Progress = lambda _: None
     result = {
         "recipe": asdict(recipe),
         "accuracy": curve[-1].accuracy,
+        "test_samples": len(held),
         "bytes_file": len(file),
         "bytes_packed": packed.floor,
         "bytes_float32": packed.float_bytes,
@@ -310,13 +309,9 @@ def evaluate(model: nn.Module, samples: Samples) -> float:
 EMPTY = ModelState({}, {})
 
 
-def histogram(optimizer: QuantizedOptimizer, reach: float | None = None) -> dict[str, Any]:
-    """Count the weights of the largest quantized tensor in BINS bins from -reach to reach; add its centers."""
-    name, x = max(optimizer.x.items(), key=lambda item: item[1].numel())
-    weights, centers = x.detach(), optimizer.codebooks()[name].centers
-    reach = 1.25 * float(max(weights.abs().max(), centers.abs().max())) if reach is None else reach
-    counts = torch.histc(weights.float(), BINS, -reach, reach).int().tolist()
-    return {"name": name, "reach": reach, "counts": counts, "centers": centers[0].tolist()}
+def weights_of(optimizer: QuantizedOptimizer, reach: float | None = None) -> dict[str, Any]:
+    """Return where the weights of the largest quantized tensor are, and its centers."""
+    return histogram(optimizer.x, {name: book.centers for name, book in optimizer.codebooks().items()}, reach)
 
 
 def load_weights(model: nn.Module, file: Path) -> None:

@@ -3,17 +3,37 @@
 from quped.records.checkpoints import Checkpoints
 from quped.records.files import exclusive, flatten, plain, read_json, write_bytes, write_json
 from quped.records.provenance import revision, versions
-from quped.records.run import CHECKPOINTS, CONFIG, CURVES, MODELS, RESULT, RunRecord, has_failed, holds_run, refuse_link
+from quped.records.run import (
+    CHECKPOINTS,
+    CONFIG,
+    CURVES,
+    DEFAULT_ALGORITHM,
+    MODELS,
+    REPORT,
+    RESULT,
+    RunRecord,
+    compared_folders,
+    distinct,
+    failure,
+    has_failed,
+    holds_run,
+    refuse_link,
+)
 
 __all__ = [
     "CHECKPOINTS",
     "CONFIG",
     "CURVES",
+    "DEFAULT_ALGORITHM",
     "MODELS",
+    "REPORT",
     "RESULT",
     "Checkpoints",
     "RunRecord",
+    "compared_folders",
+    "distinct",
     "exclusive",
+    "failure",
     "flatten",
     "has_failed",
     "holds_run",

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ CONFIG, CURVES, RESULT = "config.json", "curves.jsonl", "result.json"
 CHECKPOINTS, MODELS = "checkpoints", "models"
 FILES = "files"
 """The key of a result with the SHA-256 of the curves and the models."""
+REPORT = "report.html"
+"""The page that shows the run."""
 FAILED = "failed.txt"
 """In the directory of a run that ended with an error: its message."""
 
@@ -48,6 +50,8 @@ class RunRecord:
             for model in models:
                 model.unlink()
             record.checkpoints.clear()
+            if holds_run(path):
+                (path / REPORT).unlink(missing_ok=True)
             for name in (
                 RESULT,
                 CURVES,
@@ -150,3 +154,26 @@ def holds_run(path: Path) -> bool:
 def has_failed(path: Path) -> bool:
     """Say whether a directory holds a run that ended with an error."""
     return holds_run(path) and (path / FAILED).exists()
+
+
+def failure(path: Path) -> str | None:
+    """Return the message of the error that ended the run in a directory, if one did."""
+    return (path / FAILED).read_text(errors="replace").strip() if has_failed(path) else None
+
+
+DEFAULT_ALGORITHM = "quped"
+"""Of an experiment that names none."""
+
+
+def compared_folders(config: Mapping[str, Any]) -> list[str]:
+    """Return the folders, below that of a run, of the methods that its configuration compares it with."""
+    try:
+        names = [str(peer["algorithm"].get("name", DEFAULT_ALGORITHM)) for peer in config["config"]["compare"]]
+        return [name for name in distinct(names) if Path(name).name == name]  # a record may be somebody else's
+    except (KeyError, TypeError, AttributeError):  # it compares nothing, or is none of `quped run`
+        return []
+
+
+def distinct(names: list[str]) -> list[str]:
+    """Return folder names: a repeated name gets a number."""
+    return [name if names.count(name) == 1 else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]

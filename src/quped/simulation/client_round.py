@@ -5,17 +5,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quped import _tree
 from quped._evaluate import Score, score
 from quped._native import reusing
-from quped._rng import torch_seeded
-from quped.algorithms import AnyAlgorithm, ClientSpec
+from quped._rng import LOCK, torch_seeded
+from quped.algorithms import AnyAlgorithm, ClientSpec, Deployed, Learner
+from quped.algorithms._own_classes import none_seen, restrict, see
 from quped.data import Samples
 from quped.data.batches import draw
-from quped.errors import BadUpdateError
+from quped.errors import BadUpdateError, RunError
+from quped.quant.histogram import histogram
 from quped.simulation._naming import naming
 from quped.simulation.setup import Setup, SimClient
 from quped.typing import Batch, Clock, ModelState, Network
@@ -50,7 +53,7 @@ def run_client(setup: Setup, client: SimClient, shared: Any, personal: Any, cloc
     """
     personal, payload, loss = compute_client(setup, client, shared, personal, clock)
     check_update(setup, client, clock, personal, payload, loss)
-    return personal, payload, loss
+    return personal, bound_update(payload, shared, setup.options.max_update_norm), loss
 
 
 def compute_client(setup: Setup, client: SimClient, shared: Any, personal: Any, clock: Clock) -> tuple[Any, Any, float]:
@@ -78,6 +81,20 @@ def check_update(setup: Setup, client: SimClient, clock: Clock, personal: Any, p
     ):
         if flaw := find_flaw(state, template):
             raise BadUpdateError(f"The {what} of {who} cannot be used: {flaw}.")
+
+
+def bound_update(payload: Any, shared: Any, most: float | None) -> Any:
+    """Return a payload no farther from the shared state than `most`: w + d min(1, most / |d|), with d = w_i - w."""
+    if most is None:
+        return payload
+    leaves, before = dict(_tree.items(payload)), dict(_tree.items(shared))
+    moves = {path: leaf - before[path] for path, leaf in leaves.items() if path in before}
+    if leaves and not moves:
+        raise RunError("max_update_norm bounds what moves the shared state, and this method sends something else.")
+    length = math.sqrt(sum(float(move.double().square().sum()) for move in moves.values()))
+    if length <= most:
+        return payload
+    return _tree.unflatten(payload, leaves | {k: before[k] + move * (most / length) for k, move in moves.items()}, "")
 
 
 def find_flaw(state: Any, template: Any) -> str | None:
@@ -122,10 +139,21 @@ def initial_personal(setup: Setup, client: SimClient, shared: Any) -> Any:
     return setup.algorithm.init_personal(client.spec, shared)
 
 
+def deployed_model(setup: Setup, client: SimClient, shared: Any, personal: Any) -> Deployed:
+    """Return the model that a client uses; if the options say so, it chooses among the client's own classes."""
+    model = setup.algorithm.deploy(client.spec, shared, personal)
+    if not setup.options.own_classes:
+        return model
+    return restrict(model, client.spec, see(none_seen(client.spec), client.train.labels))
+
+
 def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any, personal: Any) -> Score:
     """Evaluate a client's deployed model on its test samples."""
-    model = setup.algorithm.deploy(client.spec, shared, personal).state
-    return evaluate_model(setup, client, client.spec.network, model, test)
+    model = deployed_model(setup, client, shared, personal).state
+    score = evaluate_model(setup, client, client.spec.network, model, test)
+    if isinstance(personal, Learner) and client.name in setup.watched:
+        return score._replace(weights=histogram(personal.x.params, personal.c))
+    return score
 
 
 def evaluate_model(setup: Setup, client: SimClient, network: Network, model: ModelState, test: Samples) -> Score:
@@ -134,14 +162,16 @@ def evaluate_model(setup: Setup, client: SimClient, network: Network, model: Mod
         return score(network, model, test, client.train.labels.bincount().nonzero()[:, 0])
 
 
-def evaluate_global(setup: Setup, w: ModelState) -> list[Score]:
-    """Evaluate the global model on the test samples of each client that has some."""
-    with one_thread():
-        return [
-            evaluate_model(setup, client, setup.global_network, w, client.test)
-            for client in setup.clients
-            if client.test is not None
+def evaluate_global(setup: Setup, w: ModelState) -> Score | None:
+    """Return the mean score of the global model on the test samples of each client that is evaluated, if one is."""
+    with LOCK, one_thread():
+        scores = [
+            evaluate_model(setup, setup.clients[client], setup.global_network, w, test)
+            for client, test in setup.evaluated.items()
         ]
+    if not scores:
+        return None
+    return Score(*(float(np.mean([getattr(one, what) for one in scores])) for what in ("accuracy", "own_classes")))
 
 
 @contextmanager

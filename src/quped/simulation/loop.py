@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quped._evaluate import Evaluation
 from quped._rng import generator
-from quped.result import Evaluation
 from quped.simulation.engines.base import Engine
 from quped.simulation.schedule import Schedule
 from quped.simulation.setup import Setup
@@ -95,4 +95,5 @@ def evaluate(setup: Setup, engine: Engine, shared: Any, clock: Clock, loss: floa
         accuracy={name: score.accuracy for name, score in ordered.items()},
         accuracy_own_classes={name: score.own_classes for name, score in ordered.items()},
         seconds=timer(),
+        weights={name: score.weights for name, score in ordered.items() if score.weights is not None},
     )

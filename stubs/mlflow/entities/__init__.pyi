@@ -1,0 +1,3 @@
+# The part of mlflow that is used here: its own types take long to read.
+class Metric:
+    def __init__(self, key: str, value: float, timestamp: int, step: int) -> None: ...
