@@ -507,6 +507,14 @@ class Child:
             raise CrashError(text[-2000:])
 
 
+def is_fork(pid: int) -> bool:
+    """Say whether a process runs this program: a worker does, and git or a compiler does not."""
+    try:
+        return Path(f"/proc/{pid}/exe").readlink() == Path("/proc/self/exe").readlink()
+    except OSError:
+        return False
+
+
 def call(*arguments: str | Path) -> None:
     """Run the command line in this process."""
     sys.argv = ["quped", *map(str, arguments)]
@@ -743,7 +751,7 @@ class Runs:
             while not others:
                 if child.wait(rng.uniform(0.0, 0.2)) is not None:
                     return
-                others = [pid for pid in child.members() if pid != child.pid]
+                others = [pid for pid in child.members() if pid != child.pid and is_fork(pid)]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rng.choice(others), signal.SIGKILL)
                 self.kills[kind] += 1

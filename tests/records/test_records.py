@@ -6,13 +6,24 @@ import os
 import subprocess
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from quped.errors import RunError
-from quped.records import Checkpoints, RunRecord, exclusive, has_failed, holds_run, read_json, versions, write_json
+from quped.records import (
+    Checkpoints,
+    RunRecord,
+    exclusive,
+    has_failed,
+    holds_run,
+    read_json,
+    revision,
+    versions,
+    write_json,
+)
 
 
 def test_a_record_has_config_curves_and_result(tmp_path: Path) -> None:
@@ -360,3 +371,16 @@ def test_a_finished_run_never_counts_as_failed(tmp_path: Path, monkeypatch: pyte
         record.result({"accuracy": 1})
     assert record.finished() == {"accuracy": 1}
     assert not has_failed(tmp_path)
+
+
+def test_a_revision_that_git_could_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A git that was killed says nothing: neither that the code is as committed, nor that it differs."""
+    if revision() is None:
+        pytest.skip("not in a checkout")
+    run = subprocess.run
+
+    def killed(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        return subprocess.CompletedProcess(command, -9) if "diff" in command else run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", killed)
+    assert revision.__wrapped__() is None

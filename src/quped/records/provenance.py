@@ -9,7 +9,7 @@ from pathlib import Path
 
 @cache
 def revision() -> str | None:
-    """Return the commit of this code, with a plus if the code differs from it; None if it is not from a checkout."""
+    """Return the commit of this code, with a plus if the code differs from it; None if it is not known."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
@@ -19,7 +19,9 @@ def revision() -> str | None:
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src"], capture_output=True).returncode
     except OSError:  # no git here
         return None
-    return None if head.returncode else head.stdout.strip() + "+" * bool(changed)
+    if head.returncode or changed not in (0, 1):  # git was stopped, or cannot read the checkout
+        return None
+    return head.stdout.strip() + "+" * changed
 
 
 def versions() -> dict[str, str]:
