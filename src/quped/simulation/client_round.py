@@ -171,7 +171,10 @@ def evaluate_global(setup: Setup, w: ModelState) -> Score | None:
         ]
     if not scores:
         return None
-    return Score(*(float(np.mean([getattr(one, what) for one in scores])) for what in ("accuracy", "own_classes")))
+    return Score(
+        accuracy=float(np.mean([score.accuracy for score in scores])),
+        own_classes=float(np.mean([score.own_classes for score in scores])),
+    )
 
 
 @contextmanager
