@@ -4,11 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := .venv-peers
-RAY    := .venv-ray
 FLOWER := .venv-flower
+RAY    := .venv-ray
 PIP    := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-flower test-ray check lint format reference bench-peers clean
+.PHONY: help demo test test-flower test-ray check lint format reference docs notebook bench-peers clean
 
 help:    ## list the commands
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -19,11 +19,11 @@ demo: $(READY)    ## train a federation of different networks and bit-widths on 
 test: lint    ## format check, lint, types, then every test
 	$(BIN)/pytest -n auto
 
+test-flower: $(FLOWER)/.ready    ## federations over real servers, with Flower, in an environment of its own (minutes)
+	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest -n 2 --dist loadfile tests/flower
+
 test-ray: $(RAY)/.ready    ## the tests of the engine "ray", in an environment of their own (minutes)
 	$(RAY)/bin/python -m pytest tests/simulation/test_ray.py tests/simulation/test_ray_nodes.py
-
-test-flower: $(FLOWER)/.ready    ## federations over real servers, with Flower, in an environment of its own (minutes)
-	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest tests/flower
 
 check: lint    ## the fast part of `make test`: under two minutes
 	$(BIN)/pytest -n auto -m 'not slow and not download'
@@ -40,11 +40,17 @@ format: $(READY)    ## rewrite the code in the project's format
 reference: $(READY)    ## write docs/reference/api.md from the docstrings
 	$(BIN)/python docs/reference/generate.py
 
+docs: reference    ## write the documents and the reference as a site to site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebook: $(READY)    ## run examples/tour.ipynb and keep what it shows
+	$(BIN)/python docs/notebook.py
+
 bench-peers: $(PEERS)/.ready    ## our engine beside Flower and pfl-research, in turns (minutes; ARGS=--json for numbers)
 	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
 
 clean:    ## remove the environments and every cache
-	rm -rf $(VENV) $(PEERS) $(RAY) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(RAY) $(FLOWER) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"quped needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}: try make PYTHON=python3.11 ...")'
