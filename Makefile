@@ -4,8 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := .venv-peers
-RAY    := .venv-ray
 FLOWER := .venv-flower
+RAY    := .venv-ray
 PIP    := pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-flower test-ray check lint format reference docs notebook bench-peers clean
@@ -19,11 +19,11 @@ demo: $(READY)    ## train a federation of different networks and bit-widths on 
 test: lint    ## format check, lint, types, then every test
 	$(BIN)/pytest -n auto
 
+test-flower: $(FLOWER)/.ready    ## federations over real servers, with Flower, in an environment of its own (minutes)
+	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest -n 2 --dist loadfile tests/flower
+
 test-ray: $(RAY)/.ready    ## the tests of the engine "ray", in an environment of their own (minutes)
 	$(RAY)/bin/python -m pytest tests/simulation/test_ray.py tests/simulation/test_ray_nodes.py
-
-test-flower: $(FLOWER)/.ready    ## federations over real servers, with Flower, in an environment of its own (minutes)
-	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest tests/flower
 
 check: lint    ## the fast part of `make test`: under two minutes
 	$(BIN)/pytest -n auto -m 'not slow and not download'

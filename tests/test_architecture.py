@@ -39,12 +39,12 @@ ONLY_IN = {
     "matplotlib": {"report", "paper"},
     "onnx": {"export"},
     "onnxruntime": {"export"},
+    "flwr": {"flower"},
+    "cryptography": {"flower"},
     "ray": {"simulation"},
     "mlflow": {"observers"},
     "wandb": {"observers"},
     "pandas": {"result"},
-    "flwr": {"flower"},
-    "cryptography": {"flower"},
 }
 """Packages that come with an extra, and the parts that may import them."""
 

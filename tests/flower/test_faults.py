@@ -216,10 +216,14 @@ def test_a_lie_stops_a_run_that_needs_everybody(grids: Grids) -> None:
         serve(grid, grid.run_config)
 
 
-def test_a_norm_bound(grids: Grids) -> None:
-    grid = grids(max_norm=1e-6)
-    with pytest.raises(RunError, match="above max_norm"):
+def test_a_bound_on_updates_is_kept_and_enforced(grids: Grids, tmp_path: Path) -> None:
+    grid = grids(max_update_norm=0.01, record=str(tmp_path / "lie"))
+    grid.nodes[11].change = tensors(lambda x: x + np.float32(0.01))
+    with pytest.raises(RunError, match="above max_update_norm"):
         serve(grid, grid.run_config)
+    grid = grids(max_update_norm=0.01)
+    serve(grid, grid.run_config)
+    assert_equals_inline(tmp_path, inline("quped", max_update_norm=0.01))
 
 
 def test_somebody_elses_name_is_refused(grids: Grids, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,11 +232,13 @@ def test_somebody_elses_name_is_refused(grids: Grids, caplog: pytest.LogCaptureF
     grid.nodes[12] = FakeNode({**grid.nodes[10].config}, registered="c2")
     grid.nodes[13] = FakeNode({**grid.nodes[10].config})
     grid.nodes[14] = FakeNode({**grid.nodes[10].config}, registered="mallory")
+    grid.nodes[15] = FakeNode({**grid.nodes[11].config}, registered="c1")
     with pytest.raises(RunError, match=r"c2 have not joined"):
         serve(grid, grid.run_config)
     told = "\n".join(caplog.messages)
     assert "Node 12 is refused: it says to be 'c0', but its key is registered as 'c2'" in told
     assert "Node 13 is refused: it says to be 'c0', which is another node" in told
+    assert "Node 15 is refused: another node is registered as 'c1'" in told
     assert "Node 14 is refused: its key is registered as 'mallory', which is none of c0, c1, c2" in told
 
 

@@ -13,6 +13,7 @@ from helpers.program import quped
 
 from quped import FitResult, _tree, load
 from quped.flower.deploy import deployed_client
+from quped.flower.keys import make_pair
 from quped.flower.simulate import simulate_app
 from quped.records import Checkpoints, RunRecord
 
@@ -144,21 +145,19 @@ def test_a_federation_equals_its_simulation(servers: Servers, tmp_path: Path) ->
 
 def test_kills_change_nothing(servers: Servers) -> None:
     """kill -9 of a ClientApp and a SuperNode, of the ServerApp, and of the SuperLink."""
-    app = make_app(servers, "killed", retry_seconds=1.0)
+    app = make_app(servers, "killed", retry_seconds=1.0, epochs=4)
     expected = simulate_app(app, {}, progress=False)
     servers.run(app)
     wait_for(lambda: rounds(servers, "killed") == 1, 600, servers.log("run"))
-    servers.kill(wait_for(lambda: servers.find("phone", "flwr-clientapp"), 300, "a ClientApp at the phone"))
-    servers.kill(servers.processes["tablet"].pid)
-    servers.processes.pop("tablet").wait()
+    servers.crash("phone", "flwr-clientapp")
+    servers.crash("tablet")
     servers.restart_node("tablet")
-    wait_for(lambda: rounds(servers, "killed") == 3, 900, servers.log("run"))
-    servers.kill(wait_for(lambda: servers.find("link", "flwr-serverapp"), 60, "the ServerApp"))
+    wait_for(lambda: rounds(servers, "killed") == 2, 900, servers.log("run"))
+    servers.crash("link", "flwr-serverapp")
     servers.stop("run")
     servers.run(app)
-    wait_for(lambda: rounds(servers, "killed") == 4, 600, servers.log("run"))
-    servers.kill(servers.processes["link"].pid)
-    servers.processes.pop("link").wait()
+    wait_for(lambda: rounds(servers, "killed") == 3, 900, servers.log("run"))
+    servers.crash("link")
     servers.stop("run")
     servers.start_link()
     servers.run(app)
@@ -167,13 +166,11 @@ def test_kills_change_nothing(servers: Servers) -> None:
 
 
 def test_a_liar_is_refused_a_late_node_joins_and_a_stranger_gets_nowhere(servers: Servers) -> None:
-    app = make_app(servers, "liar", quorum=1, join_seconds=5.0, retries=1, retry_seconds=1.0, epochs=4)
+    app = make_app(servers, "liar", quorum=1, join_seconds=5.0, retries=1, retry_seconds=1.0, epochs=3)
     (app / "liar.py").write_text(LIAR)
     project = app / "pyproject.toml"
     project.write_text(project.read_text().replace("quped.flower:client_app", "liar:client_app"))
     servers.stop("laptop")
-    from quped.flower.keys import make_pair
-
     make_pair(servers.key(""), "stranger")
     servers.start_node("stranger", bits=32, state=str(servers.folder / "state" / "stranger"))
     servers.run(app)

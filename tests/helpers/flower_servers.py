@@ -62,6 +62,7 @@ class Servers:
         self.port = free_port()
         self._node_ports = {name: free_port() for name in nodes}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._orphans: list[int] = []
         make_keys(folder, list(nodes))
         home = folder / HOME
         home.mkdir()
@@ -125,16 +126,16 @@ class Servers:
     def restart_node(self, name: str) -> None:
         """Start a node that was killed until the SuperLink takes it: that refuses it while it seems to be there."""
 
-        def stays() -> bool:
+        def is_taken() -> bool:
+            before = len(self.log(name))
             self.start_node(name)
-            try:
-                self.processes[name].wait(15)
-            except subprocess.TimeoutExpired:
-                return True
-            time.sleep(3)
-            return False
+            process = self.processes[name]
+            wait_for(
+                lambda: process.poll() is not None or "SuperNode ID" in self.log(name)[before:], 300, f"{name} starts"
+            )
+            return process.poll() is None
 
-        wait_for(stays, 180, f"{name} is back")
+        wait_for(is_taken, 600, f"{name} is back")
 
     def run(self, app: Path, **config: Any) -> subprocess.Popen[bytes]:
         """Start a run of an app, and follow what it prints."""
@@ -146,8 +147,15 @@ class Servers:
         found = (number for number, words in children(self.processes[name].pid) if command in words)
         return next(found, None)
 
-    def kill(self, process: int) -> None:
-        os.kill(process, signal.SIGKILL)
+    def crash(self, name: str, command: str = "") -> None:
+        """kill -9 one of our processes; with a command, one that it has started."""
+        if command:
+            os.kill(wait_for(lambda: self.find(name, command), 300, f"{command} at {name}"), signal.SIGKILL)
+            return
+        process = self.processes.pop(name)
+        self._orphans += [number for number, _ in children(process.pid)]
+        process.kill()
+        process.wait()
 
     def stop(self, name: str) -> None:
         """End a process of ours, and those that it has started."""
@@ -159,7 +167,10 @@ class Servers:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        for number in below:
+        self._end(below)
+
+    def _end(self, numbers: list[int]) -> None:
+        for number in numbers:
             try:
                 os.kill(number, signal.SIGKILL)
             except ProcessLookupError:
@@ -168,3 +179,4 @@ class Servers:
     def close(self) -> None:
         for name in [*self.processes][::-1]:
             self.stop(name)
+        self._end(self._orphans)

@@ -7,7 +7,7 @@ import struct
 import tarfile
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,7 @@ def zipped(files: Mapping[str, bytes], folder: str = "RawData") -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
-            archive.writestr(f"{folder}/{name}", content)
+            archive.writestr(str(PurePosixPath(folder, name)), content)
     return buffer.getvalue()
 
 
@@ -116,8 +116,13 @@ def audiomnist_file(**changes: NDArray[np.generic]) -> bytes:
         "speakers": (numbers // 22 + 1).astype(np.uint8),
         "takes": (numbers % 11).astype(np.uint8),
     }
+    return zipped({f"{name}.npy": npy(array) for name, array in (arrays | changes).items()}, folder="")
+
+
+def npy(array: NDArray[np.generic]) -> bytes:
+    """Write NumPy's format."""
     buffer = io.BytesIO()
-    np.savez(buffer, **(arrays | changes))
+    np.save(buffer, array)
     return buffer.getvalue()
 
 

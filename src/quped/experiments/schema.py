@@ -377,7 +377,7 @@ class Experiment(Section):
     """Further algorithms, run on the same clients beside the first one."""
 
     @property
-    def global_network(self) -> CNN | MLP | ResNet | Text | None:
+    def global_network(self) -> CNN | CNN1D | MLP | ResNet | Text | None:
         """The network of the global model: that of the first group unless the file names one, if there is a group."""
         return self.global_model or (self.clients[0].model if self.clients else None)
 

@@ -35,6 +35,9 @@ REMIND = 30.0
 FEWEST = 3
 """Updates of which a median says something."""
 
+ROUNDING = 1e-3
+"""By how much an update that was shortened to a bound may exceed it: its numbers are rounded."""
+
 Answer = TypeVar("Answer")
 
 
@@ -362,8 +365,9 @@ class GridEngine:
             raise BadUpdateError(flaw)
         parts = [(leaf.double() - sent[path].double()).norm() for path, leaf in leaves.items() if path in sent]
         norm = float(torch.stack(parts).norm()) if parts else 0.0
-        if 0 < self.options.max_norm < norm:
-            raise BadUpdateError(f"its update has the length {norm:g}, above max_norm, {self.options.max_norm:g}")
+        most = self.setup.options.max_update_norm
+        if most is not None and norm > most * (1 + ROUNDING):
+            raise BadUpdateError(f"its update has the length {norm:g}, above max_update_norm, {most:g}")
         return Update(_tree.unflatten(template, leaves, ""), reply.values, norm)
 
     def _refuse_longest(self, updates: dict[str, Update]) -> dict[str, str]:
@@ -399,6 +403,6 @@ def score_in(values: Mapping[str, Any]) -> Score | None:
     if "accuracy" not in values:
         return None
     score = Score(number(values["accuracy"]), number(values.get("own_classes")))
-    if not all(0 <= share <= 1 for share in score):
+    if not 0 <= score.accuracy <= 1 or not 0 <= score.own_classes <= 1:
         raise BadUpdateError(f"its accuracy is {values['accuracy']!r:.80}")
     return score

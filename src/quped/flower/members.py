@@ -104,7 +104,9 @@ class Members:
         there = {node.node_id: node.name for node in self._grid.get_nodes()}
         self._nodes = {name: node for name, node in self._nodes.items() if node in there}
         for node, name in there.items():
-            if name and name in self._names:
+            if name and self._nodes.get(name, node) != node:
+                self._refuse(node, f"another node is registered as '{name}'")
+            elif name and name in self._names:
                 self._nodes[name] = node
             elif name:
                 self._refuse(node, f"its key is registered as '{name}', which is none of {', '.join(self._names)}")

@@ -26,7 +26,6 @@ class FlowerOptions:
     round_seconds: float = _option(1800.0, "How long a round may take.")
     retries: int = _option(5, "How often a node is asked again in a round after it failed.")
     retry_seconds: float = _option(5.0, "Seconds before a node is asked again.")
-    max_norm: float = _option(0.0, "Refuse updates whose distance to the shared state is longer; 0: no bound.")
     max_ratio: float = _option(50.0, "Refuse updates so many times longer than the median of a round; 0: no bound.")
 
     def __post_init__(self) -> None:
@@ -35,7 +34,7 @@ class FlowerOptions:
             check(isinstance(value, str) and value != "", f"option '{name}'", "a non-empty text", value)
         for name in ("seed", "quorum", "retries"):
             check_whole(f"option '{name}'", getattr(self, name), 0)
-        for name in ("join_seconds", "round_seconds", "retry_seconds", "max_norm", "max_ratio"):
+        for name in ("join_seconds", "round_seconds", "retry_seconds", "max_ratio"):
             check_number(f"option '{name}'", getattr(self, name), 0)
 
 
@@ -47,6 +46,10 @@ def parse(config: Mapping[str, Any]) -> tuple[FlowerOptions, TrainingOptions]:
     if unknown := [name for name in config if name not in OPTIONS and name not in RULES]:
         known = did_you_mean(unknown[0], [*OPTIONS, *RULES])
         raise InvalidValueError(f"There is no option '{unknown[0]}' of a federation. {known}")
+    if "evaluate_clients" in config:
+        raise InvalidValueError(
+            "The option 'evaluate_clients' has no meaning here: every node evaluates its own model."
+        )
     options = FlowerOptions(**{name: config[name] for name in OPTIONS if name in config})
     training = training_options(None, {name: config[name] for name in RULES if name in config})
     return options, training

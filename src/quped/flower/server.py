@@ -13,8 +13,8 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from quped._evaluate import over_clients
-from quped.algorithms import AnyAlgorithm, Global
+from quped._evaluate import Evaluation, over_clients
+from quped.algorithms import AnyAlgorithm
 from quped.client import Client
 from quped.errors import QupedError, RunError
 from quped.experiments.run import Recorder, point_of
@@ -26,13 +26,14 @@ from quped.flower.members import Member, Members, StandIn, warn_of_differences
 from quped.flower.options import parse, resolve, seconds_left, to_json
 from quped.progress import status
 from quped.records import RunRecord, exclusive, holds_run, plain, versions, write_json
-from quped.result import FORMAT, Evaluation
+from quped.result import FORMAT
 from quped.simulation import Round, Setup, TrainingOptions
-from quped.simulation.checkpoint import Checkpointer, load, recorded_curve
+from quped.simulation.checkpoint import Checkpointer, identity, load, recorded_curve
 from quped.simulation.files import file_info
 from quped.simulation.fit import History
 from quped.simulation.loop import Observer, simulate
 from quped.simulation.options import training_options
+from quped.typing import ModelState
 
 log = logging.getLogger("quped")
 
@@ -166,7 +167,8 @@ class Server:
         setup = self._federation(self._names, begun.inputs).setup(begun.training)
         engine = GridEngine(setup, self._courier, self.options, begun.run)
         record.rewind([point_of(evaluation) for evaluation in recorded_curve(record.checkpoints)])
-        resumed = load(record.checkpoints, setup, engine)
+        ours = identity(setup)
+        resumed = load(record.checkpoints, setup, engine, ours)
         shared, first, curve, began = setup.algorithm.init_shared(setup.clients[0].spec), 0, [], time.monotonic()
         if resumed is not None:
             shared, first, curve = resumed.shared, resumed.first, resumed.curve
@@ -180,7 +182,7 @@ class Server:
             history,
             Recorder(record),
             RoundLines(engine),
-            Checkpointer(record.checkpoints, setup, engine, history.curve, 1, lambda: None),
+            Checkpointer(record.checkpoints, setup, engine, history.curve, 1, lambda: None, ours),
         ]
         last = simulate(setup, engine, observers, timer, shared, first)
         self._finish(record, setup, engine, history.curve, shared if last is None else last.shared, timer())
@@ -195,10 +197,11 @@ class Server:
         seconds: float,
     ) -> None:
         """Write the global model, if there is one, and the result."""
-        if isinstance(shared, Global):
+        w = getattr(shared, "w", None)
+        if isinstance(w, ModelState):  # some methods average parameters alone
             client, network = setup.clients[0], setup.global_network
             info = file_info(GLOBAL, setup.algorithm.name, network, client.train, setup.seed)
-            record.model(GLOBAL, to_bytes(PackedModel.of(network.module(shared.w), {}, **info)))
+            record.model(GLOBAL, to_bytes(PackedModel.of(network.module(w), {}, **info)))
         record.result(result_of(setup, engine, curve[-1], self._courier.members.known, seconds))
         log.info("The run is finished: %s", record.path)
 
@@ -219,6 +222,8 @@ def result_of(
         }
         for name, member in sorted(members.items())
     ]
+    described = setup.describe()
+    described["training"]["batch_size"] = setup.options.batch_size  # not that of the stand-ins
     return {
         "format": FORMAT,
         "algorithm": setup.algorithm.name,
@@ -228,7 +233,7 @@ def result_of(
         "clients": clients,
         "epochs": setup.schedule.epochs,
         "rounds": setup.schedule.rounds,
-        **setup.describe(),
+        **described,
         "seconds": round(seconds, 3),
         "versions": versions(),
         "run": engine.run,

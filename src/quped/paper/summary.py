@@ -34,6 +34,8 @@ class Pair(NamedTuple):
     column: Column
     ours: Line
     best: Line
+    ours_kilobytes: float | None
+    best_kilobytes: float | None
 
     @property
     def difference(self) -> str:
@@ -52,19 +54,24 @@ class Pair(NamedTuple):
             self.column.label,
             ours.row.title,
             plus_minus(ours.mean, ours.std),
-            text("{:.1f}", kilobytes(ours)),
+            text("{:.1f}", self.ours_kilobytes),
             text("{:.0%}", ours.below_local),
             best.row.title,
             plus_minus(best.mean, best.std),
-            text("{:.1f}", kilobytes(best)),
+            text("{:.1f}", self.best_kilobytes),
             self.difference,
         )
 
 
-def kilobytes(line: Line) -> float | None:
-    """Return the packed size of a client's model, mean over clients; None if no record has it."""
-    sizes = [record["bytes_packed"] for record in line.records if "bytes_packed" in record]
-    return float(np.mean(sizes)) / 1000 if sizes else None
+def kilobytes(line: Line, lines: Iterable[Line]) -> float | None:
+    """Return the packed size of a client's model, mean over clients; None if no record has it.
+
+    Records may be older than the size: rows with the same bits have the same network.
+    """
+    alike = [line, *(other for other in lines if other.bits == line.bits)]
+    sizes = (record.get("bytes_packed") for one in alike for record in one.records)
+    size = next((size for size in sizes if size is not None), None)
+    return None if size is None else float(size) / 1000
 
 
 def summarize(comparisons: Iterable[Comparison]) -> list[Pair]:
@@ -80,7 +87,8 @@ def summarize(comparisons: Iterable[Comparison]) -> list[Pair]:
             ours = [line for line in ours if line.row.flagship] or ours
             exact = [line for line in full if line.bits == "FP" and not column.mixed]
             if ours and exact and column.label not in found:
-                found[column.label] = Pair(column, best_of(ours), best_of(exact))
+                chosen = best_of(ours), best_of(exact)
+                found[column.label] = Pair(column, *chosen, *(kilobytes(line, full) for line in chosen))
     return list(found.values())
 
 
@@ -103,7 +111,7 @@ def draw(summary: Iterable[Pair], file: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
     for i, pair in enumerate(summary):
-        color, size, large = f"C{i % 10}", kilobytes(pair.ours), kilobytes(pair.best)
+        color, size, large = f"C{i % 10}", pair.ours_kilobytes, pair.best_kilobytes
         if size is None or large is None:
             continue
         axis.annotate(

@@ -52,6 +52,9 @@ with extra("ray"):
 AHEAD = 2
 """Jobs that an actor is given at once: the next one is there when the first is done."""
 
+MOST_FILES = 4
+"""How often an actor is sent a file for one job: a client may have several, unless one was changed meanwhile."""
+
 START_SECONDS = 300.0
 """How long to wait for the first actor: a cluster may be busy with the work of others."""
 
@@ -207,6 +210,8 @@ class Work:
     results: dict[int, Any] = field(default_factory=dict)
     attempts: Counter[Job | None] = field(default_factory=Counter)
     """How often an actor died of a job, or, under None, while it was starting."""
+    missed: Counter[Job] = field(default_factory=Counter)
+    """How often an actor had no file for a job."""
 
 
 class RayEngine:
@@ -343,7 +348,8 @@ class RayEngine:
             actor.hello = None
             return
         job, _ = actor.jobs.popleft()
-        if isinstance(answer, store.NotHereError):
+        if isinstance(answer, store.NotHereError) and work.missed[job] < MOST_FILES:
+            work.missed[job] += 1
             self._send_file(actor, answer.file)
             actor.clients.discard(job.client)
             self._send(actor, job, work)
