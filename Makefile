@@ -44,7 +44,7 @@ docs: reference    ## write the documents and the reference as a site to site/; 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebook: $(READY)    ## run examples/tour.ipynb and keep what it shows
-	$(BIN)/python docs/notebook.py
+	$(BIN)/python docs/run_notebook.py
 
 bench-peers: $(PEERS)/.ready    ## our engine beside Flower and pfl-research, in turns (minutes; ARGS=--json for numbers)
 	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
