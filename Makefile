@@ -4,9 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := .venv-peers
+RAY    := .venv-ray
 PIP    := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check lint format reference bench-peers clean
+.PHONY: help demo test test-ray check lint format reference bench-peers clean
 
 help:    ## list the commands
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -16,6 +17,9 @@ demo: $(READY)    ## train a federation of different networks and bit-widths on 
 
 test: lint    ## format check, lint, types, then every test
 	$(BIN)/pytest -n auto
+
+test-ray: $(RAY)/.ready    ## the tests of the engine "ray", in an environment of their own (minutes)
+	$(RAY)/bin/python -m pytest tests/simulation/test_ray.py tests/simulation/test_ray_nodes.py
 
 check: lint    ## the fast part of `make test`: under two minutes
 	$(BIN)/pytest -n auto -m 'not slow and not download'
@@ -36,12 +40,18 @@ bench-peers: $(PEERS)/.ready    ## our engine beside Flower and pfl-research, in
 	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
 
 clean:    ## remove the environments and every cache
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(RAY) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"quped needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}: try make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# Ray is large, and has many packages of its own.
+$(RAY)/.ready: pyproject.toml constraints-ray.txt
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/$(PIP) --constraint constraints-ray.txt --editable '.[cli,data,ray]' pytest
 	@touch $@
 
 # What we and the peers both use, they want in versions of their own: only torch must be the same.

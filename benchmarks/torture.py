@@ -2,27 +2,32 @@
 
     python benchmarks/torture.py --minutes 60 --seed 0 --json
 
-Four kinds of harm:
+Five kinds of harm:
 
-- *files*: a file that quped reads is changed at random (bits, blocks, length, keys and values of JSON). Its reader must
-  return what was written, or refuse with one sentence.
-- *kills*: a run is killed at a random moment or at a random file operation (the program, its workers, or all of them),
-  perhaps several times, or its disk fills up. Continued, it must end bit for bit as if nothing had happened.
+- *files*: a file that quped reads is changed at random (bits, blocks, length, keys and values). Its reader must return
+  what was written, or refuse with one sentence.
+- *kills*: `run`, `train`, `paper run`, `export` and `fit(checkpoints=)` are killed at every file operation in turn, and
+  then at random operations and moments: the program, a worker, or all of them. Continued, a run must end bit for bit as
+  if nothing had happened.
+- *disks*: the disk of a run, or that of its temporary files, is full. The run must say so, and continue when it is not.
 - *resumes*: the files of an interrupted run are changed, and it is continued. It must end as an undisturbed run, or
   refuse with one sentence.
-- *lies*: a client returns numbers or tensors that nobody can use. The run must end with the client's name.
+- *lies*: a client returns numbers or tensors that nobody can use. The run must name it, or go on without it.
 
 The trials follow from the seed; a failure names the trial, which `--only NAME:NUMBER` repeats.
 """
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
+import importlib
 import io
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -34,6 +39,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +54,13 @@ from quped.data.datasets import REMOTE
 from quped.data.download import store
 from quped.data.download.sources import read_members
 from quped.errors import QupedError
+from quped.experiments.run import Population
 from quped.experiments.schema import load as load_experiment
 from quped.models import mlp
-from quped.records import Checkpoints, RunRecord
+from quped.paper.records import find_record
+from quped.paper.runs import PaperRun, paper_runs
+from quped.paper.table import load_table
+from quped.records import Checkpoints, RunRecord, write_json
 
 PATIENCE = 120.0
 """Seconds after which a run hangs."""
@@ -61,21 +71,43 @@ name = "digits"
 partition = "classes=5"
 
 [[clients]]
-count = 3
+count = 2
 model = { name = "mlp", hidden = [16, 8] }
 bits = 1
 
 [training]
-epochs = 4
+epochs = 3
 local_steps = 2
-batch_size = 240
-evaluate_every = 2
+batch_size = 360
 
 [algorithm]
 warmup_epochs = 0
 
 [[compare]]
 algorithm = { name = "fedavg" }
+"""
+
+TABLE = """
+title = "A small table"
+source = "nowhere"
+
+[rows]
+quped-2bit = { paper.digits = [90.0, 0.5] }
+fedavg = { paper.digits = [80.0, 0.25], training.lr = 0.05 }
+
+[columns.digits]
+title = "Digits"
+data = { name = "digits", partition = "iid" }
+clients = [{ count = 2, model = { name = "mlp", hidden = [16, 8] } }]
+
+[training]
+epochs = 2
+finetune_epochs = 1
+local_steps = 2
+batch_size = 240
+
+[quantization.lam]
+2 = { rate = 5e-6 }
 """
 
 
@@ -95,8 +127,15 @@ class CrashError(Exception):
     """A traceback instead of a sentence."""
 
 
-Trial = Callable[[random.Random], bool]
-"""Does one kind of harm. Returns whether it was refused; raises one of the above if something went wrong."""
+FAILURES = {
+    WrongError: "wrong",
+    LitterError: "litter",
+    HangError: "hangs",
+    CrashError: "tracebacks",
+}
+
+Trial = Callable[[int, random.Random], bool]
+"""Does harm number so-and-so. Returns whether it was refused; raises one of the above if something went wrong."""
 
 
 # Harm to bytes
@@ -158,6 +197,15 @@ def harmed_json(content: bytes, rng: random.Random) -> bytes:
     return b"{}"
 
 
+def harmed_toml(content: bytes, rng: random.Random) -> bytes:
+    """Return the content of a TOML file in which a value is odd; or any bytes."""
+    if rng.random() < 0.5:
+        return harmed(content, rng)
+    odd = rng.choice(['""', "[]", "{}", "-1", "0", "true", "nan", "1e308", "1000000000", "1" + "0" * 400, "9" * 5000])
+    value = rng.choice(list(re.finditer(rb"(?<== )[^{\s][^\n,}]*", content)))
+    return content[: value.start()] + odd.encode() + content[value.end() :]
+
+
 def places_in(values: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every list or dictionary with each of its keys."""
     for key, value in list(values.items() if isinstance(values, dict) else enumerate(values)):
@@ -174,7 +222,7 @@ def file_trial(file: Path, read: Callable[[], Any], harm: Callable[[bytes, rando
     original = file.read_bytes()
     expected = read()
 
-    def trial(rng: random.Random) -> bool:
+    def trial(_: int, rng: random.Random) -> bool:
         changed = harm(original, rng)
         file.write_bytes(changed)
         try:
@@ -203,6 +251,7 @@ def make_file_trials(folder: Path) -> dict[str, Trial]:
 
     record = RunRecord.create(folder / "record")
     record.config({"format": 2, "preset": "x", "seed": 3, "config": {"training": {"lr": 0.1}, "compare": [1, 2]}})
+    record.point({"round": 0, "accuracy": {"a": 0.25, "b": 0.75}})
     record.result({"accuracy": {"mean": 0.5, "per_client": {"a": 0.25, "b": 0.75}}, "seconds": 1.5})
 
     os.environ["QUPED_CACHE"] = str(folder)
@@ -231,17 +280,30 @@ def make_file_trials(folder: Path) -> dict[str, Trial]:
     toml.write_text(EXPERIMENT)
 
     def experiment() -> bool:
-        load_experiment(toml)
+        asked = load_experiment(toml)
+        for method in asked.methods:
+            Population(asked, 0).federation(method.algorithm).setup(method.training)
         return True  # whatever it says is what the user wrote
+
+    table = folder / "small.toml"
+    table.write_text(TABLE)
+    run, *_ = paper_runs(load_table(table), seeds=1)
+    write_paper_record(folder / run.path, run)
+
+    def tabulated() -> bool:
+        return all(run.config for run in paper_runs(load_table(table)))
 
     trials = {
         "checkpoint": file_trial(checkpoints.files()[0], checkpoint),
         "config": file_trial(record.path / "config.json", record.read_config, harmed_json),
         "result": file_trial(record.path / "result.json", record.finished, harmed_json),
+        "curves": file_trial(record.path / "curves.jsonl", record.finished),
+        "paper": file_trial(folder / run.path, lambda: find_record(run, folder), harmed_json),
+        "table": file_trial(table, tabulated, harmed_toml),
         "data": file_trial(data, cached),
         "model": file_trial(model, lambda: tensor_digest(load(model, small_net()).state_dict())),
         "archive": file_trial(archive, lambda: read_members(archive, ["member"])),
-        "experiment": file_trial(toml, experiment),
+        "experiment": file_trial(toml, experiment, harmed_toml),
     }
     if build.library("codebook", (("CENTERS", 2),), codebook.SIGNATURES) is not None:
         (library,) = (folder / "native").glob("*.so")
@@ -249,8 +311,18 @@ def make_file_trials(folder: Path) -> dict[str, Trial]:
         copy.parent.mkdir()
         for file in library.parent.iterdir():
             shutil.copy(file, copy.parent)
-        trials["library"] = lambda rng: library_trial(copy, rng)
+        trials["library"] = lambda _, rng: library_trial(copy, rng)
     return trials
+
+
+def write_paper_record(path: Path, run: PaperRun) -> None:
+    """Write the record of a run of the small table."""
+    path.parent.mkdir(parents=True)
+    names = {"table": run.table.name, "column": run.column.name, "method": run.row.name, "seed": run.seed}
+    result = {"accuracy": {"mean": 0.5}, "curve": [{"epoch": 0, "accuracy": 0.5, "loss": 1.0}], "seconds": 1.5}
+    length = {"epochs": 2, "full_epochs": 2, "shortened": False}
+    about = {"format": 2, "date": "2026-01-02", "versions": {"torch": "2"}, "config": run.config}
+    write_json(path, names | result | length | about)
 
 
 def library_trial(library: Path, rng: random.Random) -> bool:
@@ -294,9 +366,13 @@ LIES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 )
 
 
+MARK = 7.0
+"""What the last input of a client that lies always is."""
+
+
 @dataclass(frozen=True)
 class Liar(FedAvg):
-    """FedAvg with clients that spoil one tensor in one round."""
+    """FedAvg with a client that spoils one tensor in one round."""
 
     lie: int = 0
     when: int = 0
@@ -304,24 +380,38 @@ class Liar(FedAvg):
 
     def finish(self, spec: Any, work: Any, batch: Any, clock: Any) -> Any:
         personal, payload = super().finish(spec, work, batch, clock)
-        if clock.round != self.when:
+        if clock.round != self.when or batch.inputs[0][0, -1] != MARK:
             return personal, payload
         name = list(payload.w.params)[self.tensor]
         params = {**payload.w.params, name: LIES[self.lie](payload.w.params[name])}
         return personal, Global(payload.w._replace(params=params))
 
 
-def lie(rng: random.Random) -> bool:
-    """Let clients lie: they must be named, in the round in which they lied."""
-    liar = Liar(rng.randrange(len(LIES)), rng.randrange(12), rng.randrange(4))
+def lie(_: int, rng: random.Random) -> bool:
+    """Let a client lie: it must be named, in the round in which it lied, or be skipped by every engine alike."""
+    liar = Liar(rng.randrange(len(LIES)), rng.randrange(6), rng.randrange(4))
     members = [dataclasses.replace(client, bits=32) for client in small_clients()]
+    culprit = rng.choice(members)
+    culprit.train[0][:, -1] = MARK
+
+    def learn(workers: int, bad_updates: str) -> str:
+        options = {"epochs": 3, "local_steps": 2, "batch_size": 10, "workers": workers, "bad_updates": bad_updates}
+        result = Federation(members, liar, small_net).fit(**options, progress=False)
+        return tensor_digest({f"{name} {k}": v for name, m in result.models.items() for k, v in m.state.params.items()})
+
+    named = f"client '{culprit.name}' in round {liar.when + 1} "
+    if rng.random() < 0.5:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            digests = {learn(workers, "skip") for workers in (0, 2)}
+        if len(digests) > 1 or len(told) < 2 or not all(named in str(note.message) for note in told):
+            raise WrongError(f"{liar} is not skipped alike, or not named: {[str(note.message) for note in told]}")
+        return False
     try:
-        Federation(members, liar, small_net).fit(
-            epochs=6, local_steps=2, batch_size=10, workers=rng.choice([0, 0, 2]), progress=False
-        )
+        learn(rng.choice([0, 0, 2]), "stop")
     except QupedError as error:
-        if f"in round {liar.when + 1} " not in str(error):
-            raise WrongError(f"another round is blamed: {error}") from error
+        if named not in str(error):
+            raise WrongError(f"another one is blamed than {named}: {error}") from error
         return True
     raise WrongError(f"{liar} is believed")
 
@@ -390,7 +480,7 @@ class Child:
 
     def _check_output(self) -> None:
         text = self._output.read_text(errors="replace")
-        if "Traceback" in text or "bug of quped" in text:
+        if any(sign in text for sign in ("Traceback", "bug of quped", "Exception ignored")):
             raise CrashError(text[-2000:])
 
 
@@ -407,6 +497,7 @@ class Program:
     name: str
     begin: Callable[[Path, int], None]
     resume: Callable[[Path, int], None]
+    uses_workers: bool = True
 
     def start(self, folder: Path, workers: int) -> None:
         """Begin, or continue if there is something to continue: what a person does after a crash."""
@@ -421,7 +512,7 @@ def run_options(workers: int) -> tuple[str, ...]:
 def fit(folder: Path, workers: int) -> None:
     """Train by the Python interface, with checkpoints, and write the digest of what came out."""
     result = Federation(small_clients(), QuPeD(warmup_epochs=0), small_net).fit(
-        epochs=6, local_steps=2, batch_size=10, workers=workers, checkpoints=folder / "out", checkpoint_every=1
+        epochs=3, local_steps=2, batch_size=10, workers=workers, checkpoints=folder / "out", checkpoint_every=1
     )
     tensors = {f"{name} {key}": v for name, model in result.models.items() for key, v in model.state.params.items()}
     (folder / "digest").write_text(tensor_digest(tensors) + json.dumps([vars(p)["accuracy"] for p in result.curve]))
@@ -441,21 +532,40 @@ def small_net() -> torch.nn.Module:
     return mlp((6,), 2, hidden=(8, 8))
 
 
-PROGRAMS = (
-    Program(
-        "run",
-        lambda folder, workers: call("run", folder / "mine.toml", "--out", folder / "out", *run_options(workers)),
-        lambda folder, workers: call("run", "--resume", folder / "out", *run_options(workers)),
-    ),
-    Program(
-        "train",
-        lambda folder, _: call("train", "mlp", "--epochs", "3", "--batch-size", "240", "--out", folder / "out"),
-        lambda folder, _: call("train", "--resume", folder / "out"),
-    ),
-    Program("fit", fit, fit),
-)
+def tabulate(folder: Path, workers: int) -> None:
+    """Run a table of the paper's kind."""
+    call("paper", "run", folder / "small.toml", "--out", folder / "out", "--seeds", "1", "--workers", str(workers))
 
-CLOCK = {"seconds", "images_per_second", "threads", "sha256", "files"}
+
+def make_programs(finished: Path) -> tuple[Program, ...]:
+    """Return the programs to kill; one of them exports the models of a finished run."""
+
+    def export(folder: Path, _: int) -> None:
+        call("export", finished, "--format", "html", "--out", folder / "out")
+
+    return (
+        Program(
+            "run",
+            lambda folder, workers: call("run", folder / "mine.toml", "--out", folder / "out", *run_options(workers)),
+            lambda folder, workers: call("run", "--resume", folder / "out", *run_options(workers)),
+        ),
+        Program(
+            "train",
+            lambda folder, _: call("train", "mlp", "--epochs", "3", "--batch-size", "600", "--out", folder / "out"),
+            lambda folder, _: call("train", "--resume", folder / "out"),
+            uses_workers=False,
+        ),
+        Program("paper", tabulate, tabulate),
+        Program("fit", fit, fit),
+        Program("export", export, export, uses_workers=False),
+    )
+
+
+PRELOADED = ("matplotlib.backends.backend_agg", "matplotlib.figure", "sklearn.datasets", "torch._dynamo")
+PRELOADED += ("torch.fx.experimental.symbolic_shapes", *(f"quped.cli.{name}" for name in ("run", "train", "paper")))
+"""Modules that children would import: this takes longer than their runs."""
+
+CLOCK = {"seconds", "images_per_second", "threads", "date", "sha256", "files"}
 """What differs between equal runs."""
 
 
@@ -467,7 +577,7 @@ def outcome(folder: Path) -> dict[str, str]:
         if file.suffix in (".json", ".jsonl"):
             lines = [content] if file.suffix == ".json" else content.splitlines()
             content = json.dumps([timeless(json.loads(line)) for line in lines]).encode()
-        timed = file.suffix == ".png" or file.name.startswith("round-")  # these hold seconds, too
+        timed = file.suffix in (".png", ".md") or file.name.startswith("round-")  # these hold seconds, too
         found[str(file.relative_to(folder))] = "" if timed else hashlib.sha256(content).hexdigest()
     return found
 
@@ -479,42 +589,101 @@ def timeless(values: Any) -> Any:
     return [timeless(value) for value in values] if isinstance(values, list) else values
 
 
+STRIDE = 1009
+"""From one file operation to the next one that a run is killed at: a prime, so that all have their turn."""
+
+
+@dataclass
+class Calm:
+    """A run that nothing happens to."""
+
+    outcome: dict[str, str]
+    operations: int
+    """Its file operations."""
+    seconds: float
+
+
 class Runs:
     """Trials with whole runs, compared with one that nothing happened to."""
 
-    def __init__(self, folder: Path, programs: tuple[Program, ...] = PROGRAMS) -> None:
+    def __init__(self, folder: Path) -> None:
+        for name in PRELOADED:
+            importlib.import_module(name)
         self._folder = folder
-        self._programs = programs
-        self._calm: dict[str, dict[str, str]] = {}
-        self._operations: dict[str, int] = {}
-        self.kills = 0
-        for program in programs:
+        self._calm: dict[str, Calm] = {}
+        self.kills: Counter[str] = Counter()
+        """By what died: at a file operation, or at any moment the program, a worker, or all of them."""
+        finished = folder / "finished"
+        self.programs = make_programs(finished)
+        for program in self.programs:
             place = self._place()
             counter = place.parent / "operations"
+            began = time.monotonic()
             child = Child(place.parent, lambda p=program, f=place, c=counter: (count_operations(c), p.begin(f, 0)))
             if child.finish():
                 raise SystemExit((place.parent / "output.txt").read_text())
-            self._calm[program.name] = outcome(place)
-            self._operations[program.name] = len(counter.read_text())
+            self._calm[program.name] = Calm(outcome(place), len(counter.read_text()), time.monotonic() - began)
+            if program.name == "run":
+                shutil.move(place / "out", finished)
             shutil.rmtree(place.parent)
+        self._can_mount = in_fork(lambda: mount_disk(folder, 64_000))
 
-    def kill(self, rng: random.Random) -> bool:
-        """Kill a run, once or several times; or let its disk be full."""
-        program, place = rng.choice(self._programs), self._place()
-        workers = 0 if program.name == "train" else rng.choice([0, 2])
-        for _ in range(rng.randint(1, 3)):
-            self._harm(program, place, workers, rng)
+    @property
+    def operations(self) -> dict[str, int]:
+        """The file operations of each program."""
+        return {name: calm.operations for name, calm in self._calm.items()}
+
+    def kill(self, program: Program, number: int, rng: random.Random) -> bool:
+        """Kill a run at one file operation after the other, and a few times more before it may end."""
+        place = self._place()
+        workers = rng.choice([0, 2]) if program.uses_workers else 0
+        operations = self._calm[program.name].operations
+        self._kill_at(program, place, workers, number * STRIDE % operations)
+        for _ in range(rng.randint(0, 4)):
+            kind = rng.choice(["operation", "operation", "group", "program", *["worker"] * workers])
+            if kind == "operation":
+                self._kill_at(program, place, workers, rng.randrange(operations // 2))
+            else:
+                self._kill_in_time(program, place, workers, kind, rng)
         self._end(program, place, workers)
         return False
 
-    def resume(self, rng: random.Random) -> bool:
+    def disk(self, number: int, rng: random.Random) -> bool:
+        """Let the disk of a run, or that of its temporary files, be full, and then not any more."""
+        program, place = self.programs[number % len(self.programs)], self._place()
+        workers = rng.choice([0, 2]) if program.uses_workers else 0
+        size = int(10 ** rng.uniform(3.6, 5.3))
+        if not self._can_mount:
+            self._fill(program, place, workers, lambda: limit_files(size))
+            self._end(program, place, workers)
+            return False
+        disk = rng.choice([place, place, place.parent / "tmp"])
+
+        def trial() -> bool:
+            mount_disk(disk, size)
+            self._furnish(place)
+            self._fill(program, place, workers, lambda: None)
+            mount_disk(disk, 100_000_000, again=True)
+            self._end(program, place, workers)
+            return False
+
+        in_fork(trial)
+        shutil.rmtree(place.parent, ignore_errors=True)
+        return False
+
+    def _fill(self, program: Program, place: Path, workers: int, prepare: Callable[[], None]) -> None:
+        code = Child(place.parent, lambda: (prepare(), program.start(place, workers))).finish()
+        if code not in (0, 2):
+            raise WrongError(f"{program.name} ends with {code} when the disk is full")
+
+    def resume(self, number: int, rng: random.Random) -> bool:
         """Change a file of an interrupted run."""
-        program, place = rng.choice(self._programs), self._place()
-        operation = rng.randrange(self._operations[program.name] // 3, self._operations[program.name])
-        Child(place.parent, lambda: (die_at(operation, before=True), program.start(place, 0))).finish()
+        program, place = self.programs[number % len(self.programs)], self._place()
+        operations = self._calm[program.name].operations
+        self._kill_at(program, place, 0, rng.randrange(operations // 3, operations))
         files = [path for path in (place / "out").rglob("*") if path.is_file()]
         for file in rng.sample(files, min(len(files), rng.randint(1, 2))):
-            harm = harmed_json if file.suffix == ".json" else harmed
+            harm = harmed_json if file.suffix == ".json" and file.stat().st_size else harmed
             file.write_bytes(harm(file.read_bytes(), rng))
         if Child(place.parent, lambda: program.start(place, 0)).finish() == 2:
             shutil.rmtree(place.parent)
@@ -522,33 +691,28 @@ class Runs:
         self._compare(program, place)
         return False
 
-    def _harm(self, program: Program, place: Path, workers: int, rng: random.Random) -> None:
-        kind = rng.choice(["operation", "operation", "group", "program", "worker", "disk"])
-        if kind == "operation":
-            operation, before = rng.randrange(self._operations[program.name]), rng.random() < 0.5
-            child = Child(place.parent, lambda: (die_at(operation, before), program.start(place, workers)))
-            self.kills += child.finish() == -signal.SIGKILL
-            return
-        if kind == "disk":
-            limit = int(10 ** rng.uniform(1, 5))
-            Child(place.parent, lambda: (limit_files(limit), program.start(place, workers))).finish()
-            return
+    def _kill_at(self, program: Program, place: Path, workers: int, operation: int) -> None:
+        child = Child(place.parent, lambda: (die_at(operation), program.start(place, workers)))
+        self.kills["at a file operation"] += child.finish() == -signal.SIGKILL
+        self._check_alone(child)
+
+    def _kill_in_time(self, program: Program, place: Path, workers: int, kind: str, rng: random.Random) -> None:
         child = Child(place.parent, lambda: program.start(place, workers))
-        if child.wait(rng.uniform(0.0, 1.5)) is not None:
+        if child.wait(rng.uniform(0.0, self._calm[program.name].seconds)) is not None:
             return
         if kind == "worker":
             others = [pid for pid in child.members() if pid != child.pid]
-            if others:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rng.choice(others), signal.SIGKILL)
-                    self.kills += 1
+            with contextlib.suppress(ProcessLookupError, IndexError):
+                os.kill(rng.choice(others), signal.SIGKILL)
+                self.kills[kind] += 1
             child.finish()
-            return
-        if kind == "group":
-            os.killpg(child.pid, signal.SIGKILL)
         else:
-            os.kill(child.pid, signal.SIGKILL)
-        self.kills += child.wait(PATIENCE) == -signal.SIGKILL
+            (os.killpg if kind == "group" else os.kill)(child.pid, signal.SIGKILL)
+            self.kills[kind] += child.wait(PATIENCE) == -signal.SIGKILL
+        self._check_alone(child)
+
+    def _check_alone(self, child: Child) -> None:
+        """Raise if processes of a run outlive it by more than a moment."""
         end = time.monotonic() + 10
         while child.members():
             if time.monotonic() > end:
@@ -563,7 +727,7 @@ class Runs:
         self._compare(program, place)
 
     def _compare(self, program: Program, place: Path) -> None:
-        found, calm = outcome(place), self._calm[program.name]
+        found, calm = outcome(place), self._calm[program.name].outcome
         if litter := found.keys() - calm.keys():
             raise LitterError(f"{program.name} left {', '.join(litter)}")
         if found != calm:
@@ -571,33 +735,34 @@ class Runs:
         left = [path.name for path in (place.parent / "tmp").iterdir() if not path.name.startswith("torchinductor")]
         if left:
             raise LitterError(f"{program.name} left {', '.join(left)} among the temporary files")
-        shutil.rmtree(place.parent)
+        shutil.rmtree(place.parent, ignore_errors=True)  # where a disk was mounted, folders stay
 
     def _place(self) -> Path:
         """Return a new folder for a run, beside one for its temporary files."""
         home = Path(tempfile.mkdtemp(dir=self._folder))
         (home / "work").mkdir()
         (home / "tmp").mkdir()
-        (home / "work" / "mine.toml").write_text(EXPERIMENT)
+        self._furnish(home / "work")
         return home / "work"
+
+    def _furnish(self, place: Path) -> None:
+        """Write the files that programs begin with."""
+        (place / "mine.toml").write_text(EXPERIMENT)
+        (place / "small.toml").write_text(TABLE)
 
 
 OPERATIONS = ("replace", "unlink", "mkdir", "rmdir", "fsync")
 
 
-def intercept(act: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call something before and after every file operation of this process, but not of its children."""
+def intercept(act: Callable[[], object]) -> None:
+    """Call something before every file operation of this process, but not of its children."""
     me = os.getpid()
 
     def wrapped(operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             if os.getpid() == me:
                 act()
-            try:
-                return operation(*args, **options)
-            finally:
-                if os.getpid() == me:
-                    after()
+            return operation(*args, **options)
 
         return call
 
@@ -615,23 +780,60 @@ def intercept(act: Callable[[], None], after: Callable[[], None]) -> None:
 def count_operations(counter: Path) -> None:
     """Write a letter to a file for every file operation."""
     descriptor = os.open(counter, os.O_WRONLY | os.O_CREAT)
-    intercept(lambda: None, lambda: os.write(descriptor, b"x") and None)
+    intercept(lambda: os.write(descriptor, b"x"))
 
 
-def die_at(number: int, before: bool) -> None:
-    """End this process, as by a power cut, before or after a file operation."""
+def die_at(number: int) -> None:
+    """End this process, as by a power cut, before a file operation."""
     seen = iter(range(number))
 
     def die() -> None:
         if next(seen, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    intercept(die if before else lambda: None, (lambda: None) if before else die)
+    intercept(die)
 
 
 def limit_files(size: int) -> None:
     """Let no file grow beyond a size, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+CLONE_NEWNS, MS_REMOUNT, MS_REC, MS_PRIVATE = 0x20000, 0x20, 0x4000, 0x40000
+"""From linux/sched.h and linux/mount.h."""
+
+
+def mount_disk(folder: Path, size: int, *, again: bool = False) -> bool:
+    """Put a small disk in the place of a folder, seen by this process and its children only; or change its size."""
+    system = ctypes.CDLL(None, use_errno=True)
+    steps = [lambda: system.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", MS_REMOUNT * again, b"size=%d" % size)]
+    if not again:
+        private = MS_REC | MS_PRIVATE
+        steps = [lambda: system.unshare(CLONE_NEWNS), lambda: system.mount(b"none", b"/", None, private, None), *steps]
+    return all(step() == 0 for step in steps)
+
+
+def in_fork(work: Callable[[], bool]) -> bool:
+    """Do something in a fork, which may then have disks of its own, and return or raise what it does."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            answer = ["", work()]
+        except tuple(FAILURES) as error:
+            answer = [type(error).__name__, str(error)]
+        except BaseException:
+            answer = [CrashError.__name__, traceback.format_exc()]
+        os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        name, said = json.loads(file.read())
+    os.waitpid(pid, 0)
+    kinds = {kind.__name__: kind for kind in FAILURES}
+    if name:
+        raise kinds[name](said)
+    return bool(said)
 
 
 # The whole
@@ -642,8 +844,12 @@ class Report:
     """What happened."""
 
     trials: Counter[str] = field(default_factory=Counter)
-    kills: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    mutations: int = 0
+    """Files that were changed and read again."""
+    kills: Counter[str] = field(default_factory=Counter)
+    operations: dict[str, int] = field(default_factory=dict)
+    """The file operations of each program. Every trial begins with a kill at another one of them."""
     wrong: int = 0
     tracebacks: int = 0
     hangs: int = 0
@@ -659,49 +865,51 @@ class Report:
         """Do a trial, and count what came out of it."""
         self.trials[name] += 1
         try:
-            self.refused[name] += trial(random.Random(f"{seed} {name} {number}"))
-            return
-        except WrongError as error:
-            self.wrong += 1
-            text = f"wrong: {error}"
-        except LitterError as error:
-            self.litter += 1
-            text = f"litter: {error}"
-        except HangError as error:
-            self.hangs += 1
-            text = f"hang: {error}"
-        except Exception as error:
-            self.tracebacks += 1
-            text = f"traceback: {error if isinstance(error, CrashError) else traceback.format_exc()}"
-        self.failures.append(f"{name}:{number} {text}")
+            self.refused[name] += trial(number, random.Random(f"{seed} {name} {number}"))
+        except tuple(FAILURES) as error:
+            self._fail(name, number, FAILURES[type(error)], str(error))
+        except Exception:
+            self._fail(name, number, "tracebacks", traceback.format_exc())
+
+    def _fail(self, name: str, number: int, kind: str, text: str) -> None:
+        setattr(self, kind, getattr(self, kind) + 1)
+        self.failures.append(f"{name}:{number} {kind}: {text}")
+        print(self.failures[-1], file=sys.stderr, flush=True)
 
 
 def torture(folder: Path, seed: int, seconds: float) -> Report:
     """Do trials of every kind in turn for some time, and return what happened."""
     report = Report()
     began = time.monotonic()
-    trials, runs = make_trials(folder)
+    files, others, runs = make_trials(folder)
     turn = 0
     while turn == 0 or time.monotonic() - began < seconds:
-        for name, trial in trials.items():
+        for name, trial in files.items():
             # Reading a file takes a thousandth of a run: many of those for each of these.
-            many = 1 if name in ("kill", "resume", "lie") else 40
-            for number in range(turn * many, (turn + 1) * many):
+            for number in range(turn * READS, (turn + 1) * READS):
                 report.add(name, number, seed, trial)
+                report.mutations += 1
+        for name, trial in others.items():
+            report.add(name, turn, seed, trial)
         turn += 1
-    report.kills, report.seconds = runs.kills, time.monotonic() - began
+        print(f"{turn} turns, {runs.kills.total()} kills", file=sys.stderr, flush=True)
+    report.kills, report.operations, report.seconds = runs.kills, runs.operations, time.monotonic() - began
     return report
 
 
-def make_trials(folder: Path) -> tuple[dict[str, Trial], Runs]:
-    """Return all trials by their names, and what does those with whole runs."""
+READS = 50
+
+
+def make_trials(folder: Path) -> tuple[dict[str, Trial], dict[str, Trial], Runs]:
+    """Return the trials with single files by their names, all others, and what does those with whole runs."""
     torch.set_num_threads(1)
     files, runs = folder / "files", folder / "runs"
     files.mkdir()
     runs.mkdir()
-    trials = make_file_trials(files)
+    reads = make_file_trials(files)
     whole = Runs(runs)
-    return {**trials, "lie": lie, "kill": whole.kill, "resume": whole.resume}, whole
+    kills = {f"kill-{program.name}": partial(whole.kill, program) for program in whole.programs}
+    return reads, {"lie": lie, **kills, "disk": whole.disk, "resume": whole.resume}, whole
 
 
 def main() -> None:
@@ -714,8 +922,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         if options.only:
             name, number = options.only.split(":")
+            files, others, _ = make_trials(Path(folder))
             report = Report()
-            report.add(name, int(number), options.seed, make_trials(Path(folder))[0][name])
+            report.add(name, int(number), options.seed, (files | others)[name])
         else:
             report = torture(Path(folder), options.seed, 60 * options.minutes)
     if options.json:
@@ -723,9 +932,8 @@ def main() -> None:
     else:
         for name, count in report.trials.items():
             print(f"{name:12} {count:7} trials, {report.refused[name]:7} refused")
-        counts = {name: getattr(report, name) for name in ("kills", "wrong", "tracebacks", "hangs", "litter")}
-        print(*(f"{count} {name}" for name, count in counts.items()), sep=", ")
-        print(*report.failures, sep="\n")
+        counts = {name: getattr(report, name) for name in ("mutations", "wrong", "tracebacks", "hangs", "litter")}
+        print(f"{report.kills.total()} kills", *(f"{count} {name}" for name, count in counts.items()), sep=", ")
     sys.exit(not report.is_clean)
 
 

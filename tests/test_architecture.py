@@ -20,7 +20,7 @@ LAYERS = (
     {"client", "result"},
     {"simulation"},
     {"progress", "observers", "federation"},
-    {"testing", "_bench", "_bench_files", "report"},
+    {"testing", "_bench", "_bench_files", "_bench_networks", "report"},
     {"experiments"},
     {"paper"},
     {"cli"},
@@ -41,6 +41,7 @@ ONLY_IN = {
     "mlflow": {"observers"},
     "wandb": {"observers"},
     "pandas": {"result"},
+    "ray": {"simulation"},
 }
 """Packages that come with an extra, and the parts that may import them."""
 
@@ -84,6 +85,11 @@ def test_imports_point_downward(path: Path) -> None:
         assert part in ONLY_IN.get(top, {part}), f"only {ONLY_IN.get(top)} may import {top}"
 
 
+def test_one_file_imports_ray() -> None:
+    importing = [path.name for path in FILES if any(name.split(".")[0] == "ray" for name in imports(path))]
+    assert importing == ["ray.py"]
+
+
 def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:
     """An algorithm is pure: the engine gives it its batches, and keeps its state."""
     banned = {"random", "os", "pathlib", "io", "numpy", "time", "quped._rng"}
@@ -93,4 +99,4 @@ def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:
 
 def test_the_front_door_is_small() -> None:
     for name in ("__init__", "client", "federation", "result", "errors"):
-        assert len((ROOT / f"{name}.py").read_text().splitlines()) <= 220, name
+        assert len((ROOT / f"{name}.py").read_text().splitlines()) <= 230, name

@@ -53,6 +53,15 @@ def test_the_worst_tenth_of_clients(count: int, worst: float) -> None:
     assert found["per_client"] == accuracies
 
 
+def test_who_is_hurt_by_hand() -> None:
+    """Errors are 5 points of 100 samples at 0.5, 2.5 of 400, and 0 where all or nothing is right."""
+    mine = {"a": 0.5, "b": 0.5, "c": 0.5, "zero": 0.0, "alone": 0.1, "untested": 0.1}
+    theirs = {"a": 0.59, "b": 0.61, "c": 0.56, "zero": 0.1, "untested": 0.9}
+    samples = {"a": 100, "b": 100, "c": 400, "zero": 10, "alone": 10, "untested": 0}
+    assert evaluate.hurt(mine, theirs, samples) == {"a": False, "b": True, "c": True, "zero": True}
+    assert not any(evaluate.hurt(theirs, mine, samples).values())
+
+
 def test_without_clients_there_is_no_accuracy() -> None:
     assert evaluate.over_clients({}) == {"mean": None, "std": None, "worst_tenth": None, "per_client": {}}
 

@@ -532,6 +532,7 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"progress": 5}, "progress must be True or False, got 5"),
     ({"checkpoints": 5}, "checkpoints must be the path of a folder, got 5"),
     ({"epoch": 3}, r"no training option 'epoch'\. Did you mean 'epochs'\?"),
+    ({"epochs": 10**400}, "epochs must be at most 1,000,000,000, got 1000"),
     ({"epochs": True}, "epochs must be a whole number of at least 1, got True"),
     ({"workers": "x"}, "number of workers must be a whole number of at least 0, got 'x'"),
     ({"checkpoint_every": "a"}, "checkpoint_every must be a whole number of at least 1, got 'a'"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         PFedMe,
         Quantization,
         QuPeD,
+        QuPeDPlus,
         QuPeL,
     )
     from quped.client import Client
@@ -39,6 +40,7 @@ _MODULES = {
         "PFedMe",
         "PerFedAvg",
         "QuPeD",
+        "QuPeDPlus",
         "QuPeL",
         "Quantization",
     ),
@@ -69,6 +71,7 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "QuPeD",
+    "QuPeDPlus",
     "QuPeL",
     "Quantization",
     "QupedError",

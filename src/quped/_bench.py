@@ -1,7 +1,7 @@
 """How fast the engines are, beside a plain PyTorch loop, measured in turns in one run.
 
-The load is a round of the paper's CIFAR-10 experiment: 50 clients, 10 steps each, batches of 25, CNN1. Pixels are
-random, since only time is measured.
+The load is a round of the paper's CIFAR-10 experiment: 50 clients, 10 steps each, batches of 25, with CNN1 or another
+network. Pixels are random, since only time is measured.
 """
 
 import copy
@@ -9,21 +9,22 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from quped._bench_networks import NETWORKS, ours
 from quped.algorithms import FULL_PRECISION, AnyAlgorithm, ClientSpec, FedAvg, QuPeD
 from quped.data import Subset, TensorSamples
 from quped.data.batches import draw
-from quped.models import FunctionalNetwork, cnn1, quantizable
+from quped.models import FunctionalNetwork, quantizable
 from quped.simulation import Setup, SimClient, TrainingOptions
-from quped.simulation.engines import Engine, InlineEngine, ProcessEngine, usable_cores
+from quped.simulation.engines import ENGINES, Engine, EngineChoice, usable_cores
 
 ROUNDS_PER_EVALUATION = 20
 """In our file of that experiment: 5 epochs of 40 steps."""
@@ -36,6 +37,8 @@ PAPER_ITERATIONS = 500_000
 class Load:
     """What is computed in each turn."""
 
+    network: str = "cnn1"
+    """One of `NETWORKS`."""
     clients: int = 50
     steps: int = 10
     batch_size: int = 25
@@ -61,8 +64,8 @@ class Load:
         ]
 
     def setup(self, algorithm: AnyAlgorithm, bits: int, data: list[TensorSamples]) -> Setup:
-        """Return one round with CNN1 at every client."""
-        module = cnn1((3, 32, 32), 10)
+        """Return one round with the network at every client."""
+        module = ours(self.network)
         network = FunctionalNetwork(module)
         widths = dict.fromkeys(quantizable(module), bits) if bits < FULL_PRECISION else {}
         spec = ClientSpec(network, network.initial, network, network.initial, widths)
@@ -86,12 +89,11 @@ def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any
     """Return rates in client-iterations per second, medians over turns, and the ratios between them."""
     workers = usable_cores() if workers is None else workers
     data = load.data()
-    times: dict[str, list[float]] = {}
     with ExitStack() as stack:
         fedavg, quped = load.setup(FedAvg(), 32, data), load.setup(QuPeD(), 2, data)
-        inline = stack.enter_context(closing(engine(fedavg, 0)))
-        fast = stack.enter_context(closing(engine(fedavg, workers)))
-        quantized = stack.enter_context(closing(engine(quped, workers)))
+        inline = stack.enter_context(closing(EngineChoice("inline").open(fedavg)))
+        fast = stack.enter_context(closing(EngineChoice("processes", workers).open(fedavg)))
+        quantized = stack.enter_context(closing(EngineChoice("processes", workers).open(quped)))
         contestants: dict[str, Callable[[], None]] = {
             "plain_1thread": lambda: plain_round(load, data, threads=1),
             "plain_2threads": lambda: plain_round(load, data, threads=2),
@@ -100,17 +102,12 @@ def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any
             "processes_quped_2bit": lambda: run_round(quantized, quped),
             "evaluation": lambda: evaluate(fast, fedavg),
         }
-        for turn in range(turns + 1):  # the first one is to warm up
-            for name, run in contestants.items():
-                began = time.perf_counter()
-                run()
-                if turn:
-                    times.setdefault(name, []).append(time.perf_counter() - began)
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
+        medians = in_turns(contestants, turns)
     evaluation = medians.pop("evaluation")
     rates = {name: load.iterations / taken for name, taken in medians.items()}
     peak = sgemm_peak(threads=max(workers, 1))
     return {
+        "network": load.network,
         "rates": {name: round(rate, 1) for name, rate in rates.items()},
         "ratio_vs_plain_1thread": round(rates["processes"] / rates["plain_1thread"], 3),
         "ratio_vs_plain_2threads": round(rates["processes"] / rates["plain_2threads"], 3),
@@ -129,9 +126,50 @@ def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any
     }
 
 
-def engine(setup: Setup, workers: int) -> Engine:
-    """Return an engine."""
-    return InlineEngine(setup) if workers == 0 else ProcessEngine(setup, workers)
+def compare(load: Load, turns: int, name: str, workers: int | None = None) -> dict[str, Any]:
+    """Return the rate of an engine in client-iterations per second beside the process engine, start-up not counted."""
+    workers = usable_cores() if workers is None else workers
+    setup = load.setup(FedAvg(), 32, load.data())
+    with ExitStack() as stack:
+        # Processes first: they are forked, and take nothing of the other engine with them.
+        usual = stack.enter_context(closing(EngineChoice("processes", workers).open(setup)))
+        began = time.perf_counter()
+        other = stack.enter_context(
+            closing(EngineChoice(name, workers if "workers" in ENGINES[name].takes else None).open(setup))
+        )
+        start = time.perf_counter() - began
+        medians = in_turns({"processes": lambda: run_round(usual, setup), name: lambda: run_round(other, setup)}, turns)
+        memory = other.memory() if isinstance(other, HasMemory) else []
+    return {
+        "network": load.network,
+        "rates": {key: round(load.iterations / taken, 1) for key, taken in medians.items()},
+        "ratio_vs_processes": round(medians["processes"] / medians[name], 3),
+        "start_seconds": round(start, 1),
+        "memory_mb": [round(size / 1e6) for size in memory],
+        "workers": workers,
+        "turns": turns,
+    }
+
+
+@runtime_checkable
+class HasMemory(Protocol):
+    """An engine that can tell the memory of its workers."""
+
+    def memory(self) -> list[int]:
+        """Return the most memory that each had, in bytes."""
+        ...
+
+
+def in_turns(contestants: Mapping[str, Callable[[], None]], turns: int) -> dict[str, float]:
+    """Run all contestants in turns, first once to warm up; return the median of the seconds of each."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(turns + 1):
+        for name, run in contestants.items():
+            began = time.perf_counter()
+            run()
+            if turn:
+                times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def run_round(engine: Engine, setup: Setup) -> None:
@@ -145,30 +183,12 @@ def evaluate(engine: Engine, setup: Setup) -> None:
     engine.evaluate(setup.algorithm.init_shared(setup.clients[0].spec))
 
 
-def plain_cnn1() -> nn.Sequential:
-    """Return CNN1 from PyTorch's own layers, as one writes it down."""
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(400, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, 10),
-    )
-
-
 def plain_round(load: Load, data: list[TensorSamples], threads: int) -> None:
     """Run FedAvg as one writes it down: a module, an optimizer, a loop over clients, a mean of weights."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        module = plain_cnn1()
+        module = NETWORKS[load.network]()
         start = copy.deepcopy(module.state_dict())
         total = {key: torch.zeros_like(value) for key, value in start.items()}
         for i, samples in enumerate(data):
@@ -193,8 +213,8 @@ def batches(load: Load, samples: TensorSamples, client: int) -> Iterator[tuple[t
 
 
 def step_flops(load: Load) -> int:
-    """Count the floating-point operations of a FedAvg step as written down: CNN1 on a batch, forward and backward."""
-    module = plain_cnn1()
+    """Count the floating-point operations of a FedAvg step as written down, on a batch, forward and backward."""
+    module = NETWORKS[load.network]()
     with FlopCounterMode(display=False) as counter:
         torch.autograd.backward(module(torch.zeros(load.batch_size, 3, 32, 32)).sum())
     return int(counter.get_total_flops())

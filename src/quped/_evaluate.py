@@ -1,5 +1,6 @@
 """Metrics of a model on samples, and of many clients. Nothing here can change a model."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -58,3 +59,15 @@ def over_clients(accuracy: Mapping[str, float]) -> dict[str, Any]:
         "worst_tenth": float(np.mean(worst)) if values else None,
         "per_client": dict(accuracy),
     }
+
+
+def hurt(accuracy: Mapping[str, float], other: Mapping[str, float], samples: Mapping[str, int]) -> dict[str, bool]:
+    """Say which clients are hurt by a method: their accuracy p is below that of another one by more than two standard
+    errors sqrt(p (1 - p) / n) of their n test samples. Only clients that are everywhere are listed."""
+    common = [name for name in accuracy if name in other and samples.get(name)]
+    return {name: other[name] - accuracy[name] > 2 * binomial_error(accuracy[name], samples[name]) for name in common}
+
+
+def binomial_error(share: float, count: int) -> float:
+    """Return the standard error of a share of so many independent samples."""
+    return math.sqrt(share * (1 - share) / count)

@@ -1,5 +1,6 @@
 """Files that are complete or absent, and locks between processes."""
 
+import glob
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -37,9 +38,9 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove the drafts, in a folder and below, of processes that were killed while they wrote."""
-    for draft in folder.rglob(".*.draft"):
+def remove_drafts(folder: Path, name: str | None = None) -> None:
+    """Remove what processes left that were killed while they wrote: all drafts in a folder and below, or one file's."""
+    for draft in folder.glob("**/.*.draft" if name is None else f".{glob.escape(name)}.*.draft"):
         named = DRAFT.fullmatch(draft.name)
         if named and not is_running(int(named[1])):
             draft.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from quped._vmap import under_vmap
 from quped.typing import Params
 
 T = TypeVar("T")
@@ -50,6 +51,13 @@ def unflatten(template: T, leaves: Mapping[str, Tensor], prefix: str) -> T:
     """Return a tree in the shape of a template, from leaves by their paths: the inverse of `items`."""
     paths = iter([path for path, _ in items(template, prefix)])
     return map_leaves(lambda _: leaves[next(paths)], template)
+
+
+def choose(condition: Tensor, yes: Callable[[], T], no: Callable[[], T]) -> T:
+    """Return one of two trees; where clients are stacked, each client's own, since no value can be asked for."""
+    if not under_vmap():
+        return yes() if condition else no()
+    return map_leaves(lambda a, b: torch.where(condition, a, b), yes(), no())
 
 
 def add_scaled(a: Params, b: Params, scale: float) -> Params:

@@ -13,6 +13,7 @@ from quped.errors import check, check_whole
 from quped.progress import progress_observer
 from quped.records import Checkpoints
 from quped.result import FitResult
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 from quped.simulation.loop import Observer
 from quped.simulation.options import TrainingOptions, documented, training_options
@@ -61,8 +62,10 @@ class Federation:
         self,
         options: TrainingOptions | None = None,
         *,
+        engine: str | None = None,
         workers: int | None = None,
         device: torch.device | str | None = None,
+        address: str | None = None,
         checkpoints: Checkpoints | Path | str | None = None,
         checkpoint_every: int = 25,
         callbacks: Sequence[Observer] = (),
@@ -73,10 +76,14 @@ class Federation:
 
         Arguments:
             options: The training options as one object; options given by name, as in `fit(epochs=5)`, replace its own.
-            workers: Worker processes; 0 runs in this process. Does not affect the result.
-                By default all cores on Linux, else 0.
-            device: Such as "cuda": compute clients with the same network and bits at once, on this device.
-                The result is the same up to rounding.
+            engine: Where clients are computed: "inline" in this process, "processes" in worker processes, "ray" on one
+                or several machines, or "vmapped", clients with the same network and bits at once. The first three
+                give the same result, bit for bit; the last the same up to rounding. By default it follows from
+                `workers` and `device`.
+            workers: Worker processes; 0 runs in this process. By default all cores on Linux, else 0.
+            device: Such as "cuda": where the engine "vmapped" computes. By default a GPU if there is one.
+            address: Of the cluster for the engine "ray", such as "auto" on one of its machines.
+                By default Ray is started on this machine.
             checkpoints: A folder. The run continues from its newest checkpoint, if there is one, and ends as if it had
                 never been interrupted. SIGINT and SIGTERM write a checkpoint and end the run with an
                 `InterruptedRunError`.
@@ -85,12 +92,12 @@ class Federation:
                 If it returns True, the run ends with this round.
             progress: Show progress on standard error: a bar in a terminal, a few lines elsewhere. False shows nothing.
         """
+        where = EngineChoice(engine, workers, device, address)
         setup = self.setup(options, **training)
         with progress_observer(progress, type(self.algorithm).__name__) as shown:
             return fit(
                 setup,
-                workers=workers,
-                device=device,
+                where=where,
                 checkpoints=checkpoints,
                 checkpoint_every=checkpoint_every,
                 callbacks=[*callbacks, *shown],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from quped._evaluate import over_clients
+from quped._evaluate import Score, over_clients
 from quped._extras import extra
 from quped.algorithms import Deployed
 from quped.data import Samples
@@ -61,6 +61,8 @@ class ClientResult:
     """Bits per weight of each quantized parameter; empty in full precision."""
     samples: int
     """Training samples."""
+    test_samples: int
+    """Test samples; 0 without any."""
     accuracy: float | None
     """On the client's test samples; None without any."""
     parameters: int
@@ -91,7 +93,7 @@ class FitResult:
     describe: Callable[[str], ClientResult] = field(repr=False)
     """Returns what came out for a client: see `clients`."""
     models: Mapping[str, Deployed] = field(repr=False)
-    """Each client's deployed tensors, with the codebooks of the quantized ones."""
+    """Each client's deployed tensors, with the codebooks of the quantized ones; made when they are asked for."""
     files: Mapping[str, bytes] = field(repr=False)
     """Each client's model as its packed file, which is made when it is asked for."""
     networks: Mapping[str, FunctionalNetwork] = field(repr=False)
@@ -99,11 +101,8 @@ class FitResult:
     """Each client's test samples, or its training samples if it has no others: exports are verified on them."""
     global_model: ModelState | None = field(repr=False)
     """The tensors of the global model w; None for methods without."""
-    global_accuracy: float | None
-    """Accuracy of w on the clients' own test samples, mean over clients: whether there was something to learn from."""
-    global_accuracy_own_classes: float | None
-    """The same if w may only choose among the classes in each client's training data: what a method gains that does
-    nothing but know them."""
+    score_global: Callable[[], Score | None] = field(repr=False)
+    """Returns how well w does: see `global_accuracy`."""
     global_network: FunctionalNetwork = field(repr=False)
     options: dict[str, Any] = field(repr=False)
     """The method's `hyperparameters`, and the `training`: the options, and what follows from them.
@@ -115,6 +114,22 @@ class FitResult:
     def clients(self) -> list[ClientResult]:
         """What came out for each client; measured when it is first asked for."""
         return [self.describe(name) for name in self.models]
+
+    @cached_property
+    def _global_score(self) -> Score | None:
+        return self.score_global()
+
+    @property
+    def global_accuracy(self) -> float | None:
+        """Accuracy of w on the clients' own test samples, mean over clients: whether there was something to learn from.
+        None for methods without w. Measured when it is first asked for."""
+        return None if self._global_score is None else self._global_score.accuracy
+
+    @property
+    def global_accuracy_own_classes(self) -> float | None:
+        """The same if w may only choose among the classes in each client's training data: what a method gains that does
+        nothing but know them."""
+        return None if self._global_score is None else self._global_score.own_classes
 
     @property
     def accuracy(self) -> dict[str, float]:

@@ -56,6 +56,8 @@ class Clock(NamedTuple):
     """The paper's t of lambda(t): epochs completed so far (0 in the first)."""
     lr: float
     """eta_1 at this epoch."""
+    progress: float = 0.0
+    """The share of the run's steps that were taken before this round: 0 in the first, below 1 in the last."""
 
 
 LossFn = Callable[[Tensor], Tensor]

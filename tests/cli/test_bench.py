@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from quped._bench import Load, measure, plain_cnn1, plain_round, sgemm_peak, step_flops
+from quped._bench import Load, compare, measure, plain_round, run_round, sgemm_peak, step_flops
 from quped._bench_files import measure_files
+from quped._bench_networks import NETWORKS, ours, plain_cnn1
+from quped.algorithms import FedAvg, QuPeD
 from quped.models import cnn1
+from quped.simulation.engines import EngineChoice
 
 SMALL = Load(clients=3, steps=2, batch_size=5, samples=10)
 
@@ -47,6 +50,26 @@ def test_the_plain_network_is_the_same_network() -> None:
     plain.load_state_dict(dict(zip(plain.state_dict(), ours.state_dict().values(), strict=True)))
     images = torch.randn(4, 3, 32, 32)
     torch.testing.assert_close(plain(images), ours(images))
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_every_network_of_the_benchmark_runs(name: str) -> None:
+    """In the plain loop and in an engine, at full precision and at 2 bits."""
+    load = Load(name, clients=1, steps=1, batch_size=4, samples=4, tests=4)
+    data = load.data()
+    plain_round(load, data, threads=1)
+    for algorithm, bits in ((FedAvg(), 32), (QuPeD(), 2)):
+        setup = load.setup(algorithm, bits, data)
+        run_round(EngineChoice("inline").open(setup), setup)
+    assert step_flops(load) > 1e6
+    assert ours(name)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_an_engine_is_measured_beside_the_process_engine() -> None:
+    numbers = compare(SMALL, turns=2, name="inline", workers=1)
+    rates = numbers["rates"]
+    assert set(rates) == {"inline", "processes"}
+    assert numbers["ratio_vs_processes"] == pytest.approx(rates["inline"] / rates["processes"], rel=0.02)
 
 
 def test_operations_are_counted() -> None:

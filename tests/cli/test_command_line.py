@@ -131,6 +131,8 @@ MISTAKES = [
     (["training.epochs=true"], ["training.epochs", "whole number", "got True"]),
     (["clients[0].model.width=inf"], ["clients[0].model.cnn1.width", "less than or equal to 100"]),
     (["clients[1].model.hidden=[100000000000]"], ["clients[1].model.mlp.hidden[0]", "less than or equal to 100000"]),
+    (["clients[1].model.hidden=[90000,90000]"], ["clients[1].model.mlp.hidden", "more than 1,000,000,000 weights"]),
+    (["clients[0].count=60000", "clients[1].count=60000"], ["clients: these are more than 100,000 clients"]),
     (["clients[0].bits={'features.1.weight' = 9}"], ["clients[0].bits.features.1.weight", "1..8 or 32", "got 9"]),
     (["clients[0].end_bits=0"], ["clients[0].end_bits", "greater than or equal to 1", "got 0"]),
     (["clients[0].budget='8 pages'"], ["clients[0].budget", "number of bytes", "8 pages"]),

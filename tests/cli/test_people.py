@@ -142,6 +142,7 @@ def run_program(command: str, cwd: Path) -> tuple[int, str]:
         ("set -o pipefail; $QUPED presets | head -1; [ $? -ne 120 ]", ""),
         ("$QUPED presets > /dev/full", "cannot be used: No space left"),
         ("$QUPED presets >&-", ""),
+        ("ulimit -n 6; $QUPED run digits", "raise the limit"),
         ("$QUPED run $'\\xff.toml'", "There is no experiment file"),
         ("$QUPED run digits --set $'description=\\xff' --set data.name=x", "data.name"),
     ],

@@ -17,7 +17,7 @@ from torch import nn
 
 import quped
 from quped.errors import InvalidValueError, ModelFileError
-from quped.export import PackedModel, from_bytes, read, to_bytes
+from quped.export import PackedModel, from_bytes, read, to_bytes, write_file
 from quped.export._container import encode, most_bytes
 from quped.models import build, quantizable
 from quped.quant import Codebook, hard, initial_centers
@@ -261,6 +261,15 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         quped.save(packed_cnn(1), path, bits=1)
     assert same_states(network, quped.load(path, build("cnn1", (1, 8, 8), 10)))
     assert [file.name for file in tmp_path.iterdir()] == ["a.quped"]
+
+
+def test_a_draft_of_a_killed_process_goes_with_the_next_file(tmp_path: Path) -> None:
+    """That of this file; others may belong to anybody."""
+    mine, other = (tmp_path / f".{name}.quped.999999999.draft" for name in ("a[1]", "b"))
+    mine.touch()
+    other.touch()
+    write_file(tmp_path / "a[1].quped", b"content")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "a[1].quped"]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

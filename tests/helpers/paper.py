@@ -45,19 +45,24 @@ def one_run(table: Table | str, method: str, seed: int = 0, epochs: int | None =
     return paper_runs(table, [method], [list(table.columns)[-1]], seed + 1, epochs)[-1]
 
 
-def write_record(folder: Path, run: PaperRun, accuracy: float, **changes: Any) -> Record:
+def over(*accuracies: float) -> dict[str, Any]:
+    """Return the accuracies of clients, as a record has them."""
+    return {"mean": sum(accuracies) / len(accuracies), "per_client": {f"c{i}": a for i, a in enumerate(accuracies)}}
+
+
+def write_record(folder: Path, run: PaperRun, accuracy: float | dict[str, Any], **changes: Any) -> Record:
     """Write the record of a run without making it."""
-    epochs = run.training["epochs"]
+    epochs, values = run.training["epochs"], accuracy if isinstance(accuracy, dict) else {"mean": accuracy}
     record: Record = {
         "format": 2,
         "table": run.table.name,
         "column": run.column.name,
-        "method": run.row.name,
+        "method": run.row.recorded_as,
         "seed": run.seed,
         "full_epochs": run.full_epochs,
         "shortened": run.shortened,
-        "accuracy": {"mean": accuracy},
-        "curve": [{"epoch": i, "accuracy": accuracy, "loss": 1.0} for i in range(max(1, epochs))],
+        "accuracy": values,
+        "curve": [{"epoch": i, "accuracy": values["mean"], "loss": 1.0} for i in range(max(1, epochs))],
         "epochs": epochs,
         "seconds": 1800.0,
         "data": "abc",

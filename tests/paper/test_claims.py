@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers.paper import one_run, write_record
+from helpers.paper import one_run, over, write_record
 
 from quped.paper.claims import Evidence, findings, groups, lines, markdown
 from quped.paper.table import tables
@@ -34,30 +35,56 @@ def test_differences_are_taken_at_equal_seeds(tmp_path: Path) -> None:
     (one,) = evidence(tmp_path)
     assert one.seeds == [0, 1]
     assert one.differences == pytest.approx([0.5, 0.1])
-    # Mean 0.3, sample deviation 0.4 / sqrt 2; the paper has 98.89 and 98.65.
-    row = "| QuPeD beats FedAvg | MNIST, 4 classes | +0.30 ± 0.28 | 2 | +0.24 | holds |"
+    assert one.mean == pytest.approx(0.3)
+    # The records have no clients and no test samples: nothing is known of the error. The paper has 98.89 and 98.65.
+    row = "| QuPeD beats FedAvg | MNIST, 4 classes | +0.30 | 2 | +0.24 | inconclusive |"
     assert markdown(findings(tables().values(), tmp_path)).splitlines()[-1] == row
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "verdict"),
+    ("differences", "cell", "verdict"),
     [
-        ([0.984], "holds"),
-        ([0.982], "inconclusive"),
-        ([0.976], "fails"),
-        ([0.981, 0.9801], "holds"),
-        ([0.990, 0.979], "inconclusive"),
-        ([0.9799, 0.970], "fails"),
+        # One seed. Differences of 1, 2 and 3 points: mean 2, deviation 1, standard error 1 / sqrt 3.
+        ([[1, 2, 3]], "+2.00 ± 0.58", "holds"),
+        ([[-1, -2, -3]], "-2.00 ± 0.58", "fails"),
+        ([[0, 1, 2]], "+1.00 ± 0.58", "inconclusive"),
+        # Two seeds are pooled: 1, 3, 1, 3 have the deviation 2 / sqrt 3.
+        ([[1, 3], [1, 3]], "+2.00 ± 0.58", "holds"),
+        ([[3, 3, 3, 3], [-1, 0, -1, 0]], "+1.25 ± 0.67", "inconclusive"),
+        ([[4, 4, 4, 4], [-1, 0, 0, -1]], "+1.75 ± 0.86", "holds, not at every seed"),
     ],
 )
-def test_one_seed_decides_by_its_size_and_several_by_their_sign(
-    accuracies: list[float], verdict: str, tmp_path: Path
+def test_two_standard_errors_over_clients_and_seeds_decide(
+    differences: list[list[int]], cell: str, verdict: str, tmp_path: Path
 ) -> None:
-    for seed, accuracy in enumerate(accuracies):
-        record(tmp_path, "quped-2bit", seed, accuracy)
-        record(tmp_path, "local-2bit", seed, 0.980)
+    for seed, points in enumerate(differences):
+        base = [0.9 - i / 100 for i in range(len(points))]  # it cancels: clients are paired
+        better = over(*(b + p / 100 for b, p in zip(base, points, strict=True)))
+        write_record(tmp_path, one_run("mnist", "quped-2bit", seed), better)
+        write_record(tmp_path, one_run("mnist", "local-2bit", seed), over(*base))
     (one,) = evidence(tmp_path)
+    pooled = np.concatenate(differences)
+    assert one.error == pytest.approx(np.std(pooled, ddof=1) / np.sqrt(len(pooled)))
+    assert (one.texts()[1], one.texts()[-1]) == (cell, verdict)
+    assert one.verdict == verdict.partition(",")[0]
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.01, "holds"), (0.007, "inconclusive")])
+def test_a_single_network_is_judged_by_its_test_samples(gain: float, verdict: str, tmp_path: Path) -> None:
+    """At 0.9 of 10,000 samples an error is 0.3 points, and that of a difference 0.42."""
+    for method, accuracy in (("centers-1bit", 0.9 + gain), ("proxquant-1bit", 0.9)):
+        write_record(tmp_path, one_run("table1", method), accuracy, test_samples={"model": 10_000})
+    (one,) = evidence(tmp_path)
+    assert one.error == pytest.approx(0.42, abs=0.01)
     assert one.verdict == verdict
+
+
+def test_a_row_that_reads_the_record_of_another_is_compared(tmp_path: Path) -> None:
+    own = over(0.9, 0.8)
+    write_record(tmp_path, one_run("mnist", "fedavg"), over(0.5, 0.4), accuracy_own_classes=own)
+    write_record(tmp_path, one_run("mnist", "quped"), over(0.7, 0.7))
+    found = {one.worse.name: one.mean for one in evidence(tmp_path)}
+    assert found == pytest.approx({"fedavg": 25.0, "fedavg-own": -15.0})
 
 
 def test_runs_of_equal_length_are_compared(tmp_path: Path) -> None:

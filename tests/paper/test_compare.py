@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.paper import one_run, small_table, write_record
+from helpers.paper import one_run, over, small_table, write_record
 from matplotlib.figure import Figure
 
 from quped.errors import RunError
@@ -31,9 +31,29 @@ def test_mean_deviation_and_difference_by_hand(table: Table, tmp_path: Path) -> 
     write_record(tmp_path, one_run(table, "quped-2bit-ste", 1), 0.95)  # a later seed alone
     ours, ste = line(table, "quped-2bit", tmp_path), line(table, "quped-2bit-ste", tmp_path)
     # The sample deviation of 90 and 94 is the root of 8.
-    assert ours.texts() == ("QuPeD", "2", "92.00 ± 2.83", "2", "90.00 ± 0.50", "+2.00")
-    assert ste.texts() == ("QuPeD, STE (ours)", "2", "95.00", "1", "", "")
+    assert ours.texts() == ("QuPeD", "2", "92.00 ± 2.83", "", "", "", "", "2", "90.00 ± 0.50", "+2.00")
+    assert ste.texts() == ("QuPeD, STE (ours)", "2", "95.00", "", "", "", "", "1", "", "")
     assert values(table, compare(table, tmp_path))["columns"]["digits"][1]["accuracies"] == {1: 95.0}
+
+
+def test_what_a_mean_hides_by_hand(tmp_path: Path) -> None:
+    """An error of 100 samples is 5 points at 0.50, 4.9 at 0.61, 4 at 0.80 and 3.9 at 0.81."""
+    table, samples = find_table("mnist"), dict.fromkeys(["c0", "c1"], 100)
+    fedavg, own = over(0.60, 0.90), over(0.95, 0.90)
+    write_record(tmp_path, one_run(table, "fedavg"), fedavg, accuracy_own_classes=own, global_accuracy=0.75)
+    write_record(tmp_path, one_run(table, "local-2bit"), over(0.61, 0.80), test_samples=samples)
+    write_record(tmp_path, one_run(table, "quped-2bit"), over(0.50, 0.81), test_samples=samples)
+    ours = line(table, "quped-2bit", tmp_path)
+    assert ours.below_local == 0.5  # by 11 and by -1 points
+    assert ours.below_fedavg == 0.5  # by 10, which is not more than two errors, and by 9
+    assert line(table, "local-2bit", tmp_path).below_fedavg == 0.5  # by -1 and by 10
+    assert line(table, "fedavg", tmp_path).below_local is None  # there is none in full precision
+    restricted = line(table, "fedavg-own", tmp_path)
+    assert (restricted.mean, restricted.worst_tenth) == pytest.approx((92.5, 90.0))
+    text = markdown(compare(table, tmp_path))
+    assert "| QuPeD | 2 | 65.50 | 50.00 | 50% | 50% |  | 1 | 98.67 ± 0.18 | -33.17 |" in text
+    assert "| FedAvg | FP | 75.00 | 60.00 |  |  | 75.00 | 1 |" in text
+    assert "3 runs" in text  # FedAvg's record is read twice
 
 
 def test_shortened_runs_are_marked_until_there_is_a_full_one(table: Table, tmp_path: Path) -> None:

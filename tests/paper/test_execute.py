@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from filelock import FileLock
 from helpers.paper import SMALL, one_run, small_table, write_record
 
 from quped.data.download import store
 from quped.errors import InvalidValueError, RunError
 from quped.models import build
-from quped.paper.execute import execute
+from quped.paper.execute import execute, remove_leftovers, scratch_folder
 from quped.paper.records import find_record
 from quped.paper.runs import PaperRun, paper_runs
 from quped.paper.status import status
@@ -32,6 +33,7 @@ def test_a_record_is_found_and_not_made_again(run: PaperRun, tmp_path: Path) -> 
     assert record["config"] == run.config
     assert (record["epochs"], record["full_epochs"], record["shortened"]) == (4, 4, False)
     assert len(record["curve"]) == 4
+    assert record["test_samples"] == {"client-0": 119, "client-1": 118, "client-2": 118}
     assert find_record(run, tmp_path) == record
     assert execute(run, tmp_path, workers=0) == record  # its seconds too
     assert [path.name for path in (tmp_path / run.path).parent.iterdir()] == ["seed-0.json"]
@@ -104,6 +106,22 @@ class Outside:
             self.seen = [execute(self.run, self.folder, workers=0), *begun]
 
 
+def test_what_a_kill_leaves_beside_a_record_is_removed(run: PaperRun, tmp_path: Path) -> None:
+    """The checkpoints of a run with a record, their lock, and drafts; not what another process holds."""
+    write_record(tmp_path, run, 0.9)
+    folder = (tmp_path / run.path).parent
+    scratch = tmp_path / scratch_folder(run, "0123abcd")
+    lock = scratch.with_suffix(".lock")
+    (scratch / "checkpoints").mkdir(parents=True)
+    (folder / ".table.md.999999999.draft").touch()
+    with FileLock(lock):
+        remove_leftovers([run], tmp_path)
+        assert scratch.exists()
+        assert lock.exists()
+    remove_leftovers([run], tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["seed-0.json"]
+
+
 def test_a_run_of_another_process_is_left_to_it(run: PaperRun, tmp_path: Path) -> None:
     changed = small_table(tmp_path, text=SMALL.replace("training.lr = 0.05", "training.lr = 0.3"))
     outside = Outside(run, one_run(changed, "fedavg"), tmp_path)
@@ -138,6 +156,26 @@ def test_a_run_on_other_data_is_missing(run: PaperRun, tmp_path: Path, monkeypat
     record = execute(run, tmp_path, workers=0)
     assert record is not None
     assert record["data"] == whole
+
+
+def test_a_column_of_one_size_keeps_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data of another size are stored: what is recorded stays, and what is not is no run to make."""
+    monkeypatch.setenv("QUPED_CACHE", str(tmp_path))
+    text = SMALL.replace('title = "Digits"', 'title = "Digits"\nsamples = 10\nexact = true')
+    done, undone = (one_run(small_table(tmp_path, text=text), name) for name in ("fedavg", "quped-2bit"))
+    write_record(tmp_path, done, 0.9, data="of then")
+    for rows, missing, impossible in ((10, [done, undone], []), (120, [], [undone])):
+        (tmp_path / "scratch").mkdir(exist_ok=True)
+        store.write(store.stored_file("digits"), {"train_labels": torch.arange(rows)}, "a test", tmp_path / "scratch")
+        state = status([done, undone], tmp_path)
+        assert (state.missing, state.impossible) == (missing, impossible)
+
+
+def test_rows_that_read_one_record_are_one_run() -> None:
+    runs = paper_runs(find_table("mnist"), ["fedavg", "fedavg-own"], ["4-classes"], seeds=1)
+    assert [run.path for run in runs] == [Path("mnist/4-classes/fedavg/seed-0.json")]
+    (alone,) = paper_runs(find_table("mnist"), ["fedavg-own"], ["4-classes"], seeds=1)
+    assert (alone.path, alone.config) == (runs[0].path, runs[0].config)
 
 
 def test_a_network_from_other_weights_is_missing(tmp_path: Path) -> None:

@@ -59,6 +59,21 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path) -> None:
         small_table(tmp_path, text=SMALL + '[rows.new]\nfrom = "fedavg"\ncolour = "red"')
     with pytest.raises(InvalidValueError, match=r"small\.toml is not valid TOML"):
         small_table(tmp_path, text="title =")
+    for text, words in (
+        ("title = " + "9" * 5000, r"not valid TOML: Exceeds the limit"),
+        ("title = " + "[" * 50_000, r"not valid TOML: maximum recursion"),
+        ("rows = 3", "rows and the columns of a table must be tables"),
+        ("rows.fedavg = 3", "rows and the columns of a table must be tables"),
+    ):
+        with pytest.raises(InvalidValueError, match=words):
+            small_table(tmp_path, text=text)
+
+
+@pytest.mark.parametrize("epochs", ["nan", "''", "true", "-1", "1" + "0" * 400])
+def test_epochs_that_are_no_number_are_named(epochs: str, tmp_path: Path) -> None:
+    table = small_table(tmp_path, text=SMALL.replace("epochs = 4", f"epochs = {epochs}", 1))
+    with pytest.raises(InvalidValueError, match=r"epochs in small\.toml must be a whole number from 0 to 1e\+09, got"):
+        assert paper_runs(table)[0].full_epochs
 
 
 def test_unknown_names_get_a_suggestion() -> None:
@@ -97,11 +112,15 @@ def test_hyperparameters_are_the_papers(name: str) -> None:
         bits = {group["bits"] for group in config["clients"]}
         assert run.column.mixed or bits == {run.row.bits}
         assert bool(training["finetune_epochs"]) == (min(bits) < 32)
+        if algorithm["name"] == "fedavgft":
+            assert algorithm["warmup_epochs"] == 0.8 * training["epochs"]
+            assert training["epochs"] - training["finetune_epochs"] > algorithm["warmup_epochs"]
         if algorithm["name"] == "quped":
-            step = algorithm["lambda_p"] * algorithm["global_lr_ratio"]
-            assert step == pytest.approx(1 if data == "cifar10" else 0.25, abs=1e-3)
             warmup = 0.4 * training["epochs"] if "warmup" in run.row.name else 0
             assert algorithm["warmup_epochs"] == warmup
+        if algorithm["name"] == "quped" and algorithm["lambda_p"]:
+            step = algorithm["lambda_p"] * algorithm["global_lr_ratio"]
+            assert step == pytest.approx(1 if data == "cifar10" else 0.25, abs=1e-3)
 
 
 def test_hyperparameters_that_depend_on_data_and_network() -> None:

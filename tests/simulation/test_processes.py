@@ -1,7 +1,6 @@
 """The process engine computes what the inline engine computes, and survives its workers."""
 
 import errno
-import faulthandler
 import multiprocessing
 import os
 import shutil
@@ -11,20 +10,17 @@ import time
 import traceback
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from helpers.deadly import with_deadly_client
 from helpers.small_federation import Net, Rounds, algorithms, assert_same, clients, samples
 from torch import Tensor, nn
 
 from quped import Client, Federation, FitResult, Local, QuPeD, QupedError, Round
 from quped.algorithms import AnyAlgorithm
-from quped.data import TensorSamples
 from quped.simulation.engines import usable_cores
-from quped.typing import Batch
 
 
 def fit(algorithm: AnyAlgorithm, members: list[Client], workers: int | None) -> FitResult:
@@ -49,43 +45,6 @@ def test_inline_and_processes_agree_bit_for_bit(name: str) -> None:
     inline = fit(algorithm, members, workers=0)
     for workers in (1, 2, 3):
         assert_same(fit(algorithm, members, workers), inline)
-
-
-@dataclass(frozen=True)
-class Deadly:
-    """Samples that kill the worker which draws them, as often as `lives` says; a file keeps the count."""
-
-    whole: TensorSamples
-    deaths: Path
-    lives: int
-    signal: int = signal.SIGKILL
-    home: int = field(default_factory=os.getpid)
-
-    @property
-    def labels(self) -> Tensor:
-        """The labels."""
-        return self.whole.labels
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.whole)
-
-    def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
-        """Return samples, or die: in training only, and in workers only, not where the federation is made."""
-        if rng is not None and os.getpid() != self.home and len(self.deaths.read_text()) < self.lives:
-            self.deaths.write_text(self.deaths.read_text() + "x")
-            faulthandler.disable()  # which would print where a process died of SIGBUS
-            os.kill(os.getpid(), self.signal)
-        return self.whole.batch(indices, rng)
-
-
-def with_deadly_client(tmp_path: Path, lives: int, number: int = signal.SIGKILL) -> list[Client]:
-    """Return clients of which the second kills its workers."""
-    members = clients(QuPeD(), 3)
-    deaths = tmp_path / "deaths"
-    deaths.write_text("")
-    deadly = Deadly(TensorSamples(*samples(1, 21)), deaths, lives, number)
-    return [members[0], Client("c1", train=deadly, test=samples(101, 12), model=Net, bits=1), members[2]]
 
 
 def test_a_dead_workers_round_is_done_again(tmp_path: Path) -> None:

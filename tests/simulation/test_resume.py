@@ -89,7 +89,10 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     """A checkpoint is left after the last round, whichever it is: nothing is computed, and the result is the same."""
     whole = fit(QuPeD(), Checkpoints(tmp_path), 0)
     assert ROUNDS % 2  # a checkpoint every 2 rounds would miss it
+    kept = Checkpoints(tmp_path).files()
+    (tmp_path / "round-000000001.safetensors").touch()  # of a process that was killed before it removed it
     assert_same(fit(QuPeD(), Checkpoints(tmp_path), 0, stop_after=ROUNDS - 1), whole)
+    assert Checkpoints(tmp_path).files() == kept
 
 
 def test_an_interruption_is_no_error_that_a_program_recovers_from() -> None:

@@ -168,7 +168,7 @@ def test_errors_name_the_clients_and_the_remedy() -> None:
         fit(exact, members, "cpu")
     with pytest.raises(QupedError, match=r"training loss of client 'c0' in round 1 became .* lower the learning rate"):
         Federation(members, QuPeD()).fit(lr=1e12, device="cpu")
-    with pytest.raises(QupedError, match="either workers or device"):
+    with pytest.raises(QupedError, match="engine 'vmapped' takes no workers: leave it out, or use engine='processes'"):
         Federation(members, QuPeD()).fit(workers=2, device="cpu")
     for device in ("cuda:99", "mps", "abacus"):
         with pytest.raises(QupedError, match=f"The device '{device}' cannot be used here: .* CPU"):

@@ -18,6 +18,7 @@ from quped.algorithms.perfedavg import PerFedAvg
 from quped.algorithms.pfedme import PFedMe
 from quped.algorithms.quantization import Quantization
 from quped.algorithms.quped import QuPeD
+from quped.algorithms.qupedplus import QuPeDPlus
 from quped.algorithms.qupel import QuPeL
 from quped.quant import FULL_PRECISION
 
@@ -32,9 +33,22 @@ AlgorithmClass = (
     | type[FML]
     | type[QuPeL]
     | type[QuPeD]
+    | type[QuPeDPlus]
 )
 
-_ALL: tuple[AlgorithmClass, ...] = (Local, FedAvg, FedAvgFT, FedRep, Ditto, PFedMe, PerFedAvg, FML, QuPeL, QuPeD)
+_ALL: tuple[AlgorithmClass, ...] = (
+    Local,
+    FedAvg,
+    FedAvgFT,
+    FedRep,
+    Ditto,
+    PFedMe,
+    PerFedAvg,
+    FML,
+    QuPeL,
+    QuPeD,
+    QuPeDPlus,
+)
 ALGORITHMS: dict[str, AlgorithmClass] = {algorithm.name: algorithm for algorithm in _ALL}
 """Every algorithm by its name."""
 
@@ -59,6 +73,7 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "QuPeD",
+    "QuPeDPlus",
     "QuPeL",
     "Quantization",
 ]

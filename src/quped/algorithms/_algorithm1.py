@@ -235,8 +235,46 @@ def move_centers(problem: Problem, learner: Learner, h: Params, lam: Mapping[str
     x, c, hyper = learner.x.params, learner.c, problem.hyper
     if not hyper.update_centers:
         return learner
-    move = partial(step_centers, eta2=hyper.eta2, clip=hyper.center_grad_clip, center_prox=hyper.center_prox)
-    return learner._replace(c={k: move(c[k], h[k], x[k], assigned[k], lam=lam[k]) for k in c})
+    move = partial(step_centers, center_prox=hyper.center_prox)
+    return learner._replace(
+        c={k: move(c[k], h[k], x[k], assigned[k], lam=lam[k], **center_rates(problem, x[k], c[k])) for k in c}
+    )
+
+
+def center_rates(problem: Problem, x: Tensor, c: Tensor) -> dict[str, float]:
+    """Return the learning rate of a tensor's centers, and the size to which their gradients are cut."""
+    hyper = problem.hyper
+    if hyper.center_lr_ratio is None:
+        return {"eta2": hyper.eta2, "clip": hyper.center_grad_clip}
+    weights = x.numel() / c.shape[0]
+    return {"eta2": hyper.center_lr_ratio * problem.clock.lr / math.sqrt(weights), "clip": math.inf}
+
+
+def step_through(problem: Problem, learner: Learner) -> tuple[Learner, Tensor]:
+    """Step x along the gradient at Q_c(x), straight through Q_c, and c along its own; return it and the loss at Q_c(x).
+
+    One pass, and no R. At 32 bits a step of SGD; in the fine-tuning phase x stays on its centers.
+    """
+    if not learner.c:
+        return step_weights(problem, learner, None)
+    if problem.clock.phase is Phase.FINETUNE:
+        return finetune(problem, learner, None)
+    x, c = learner.x.params, learner.c
+    assigned = assign_all(x, c, problem.hyper.assignment)
+    grads, value, buffers = gradient(lambda q: problem.run(q, learner.q_buffers), placed(x, c, assigned))
+    moved = descend_weights(problem, learner._replace(q_buffers=buffers), grads, None)
+    return moved._replace(
+        c={k: v.sort(1).values for k, v in descended(problem, learner, grads, assigned).items()}
+    ), value
+
+
+def descended(problem: Problem, learner: Learner, grads: Params, assigned: Params) -> Params:
+    """Return c - eta_2 h for a gradient by the quantized weights."""
+    x, c = learner.x.params, learner.c
+    if not problem.hyper.update_centers:
+        return c
+    h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
+    return {k: descend_centers(c[k], h[k], **center_rates(problem, x[k], c[k])) for k in c}
 
 
 def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:
@@ -251,10 +289,7 @@ def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tupl
     if penalty is not None:
         slopes = _tree.add_scaled(slopes, penalty, 1.0)
     free, velocity = problem.spec.sgd.step(free, slopes, velocity, problem.clock.lr)
-    moved = c
-    if hyper.update_centers:
-        h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
-        moved = {k: descend_centers(c[k], h[k], hyper.eta2, hyper.center_grad_clip) for k in c}
+    moved = descended(problem, learner, grads, assigned)
     return learner._replace(
         x=ModelState(placed(x | free, moved, assigned), learner.x.buffers),
         c={k: v.sort(1).values for k, v in moved.items()},

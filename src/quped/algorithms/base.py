@@ -49,6 +49,8 @@ class ClientSpec:
     """Whether the client's network is the global one, up to its weights."""
     head: tuple[str, ...] = ()
     """The trained parameters of the network's last layer."""
+    logit_bias: str | None = None
+    """The parameter that the network adds to its logits, if there is one: the bias of the last layer."""
     sgd: SGD = field(default_factory=SGD)
     group: int = 0
     """Clients with the same number share this specification."""

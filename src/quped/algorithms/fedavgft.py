@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quped import _tree
 from quped._losses import cross_entropy
-from quped._vmap import under_vmap
 from quped.algorithms import _algorithm1
 from quped.algorithms._algorithm1 import Learner, Problem
 from quped.algorithms._head import check_head, parts
@@ -130,7 +129,4 @@ class FedAvgFT:
 
 def own_model(spec: ClientSpec, shared: Global, personal: Personal) -> Learner:
     """Return the client's own model if it is in use, or else one that begins at w."""
-    if not under_vmap():
-        return personal.learner if personal.is_own else _algorithm1.begin_learned(spec, shared.w)
-    fresh = _algorithm1.begin_learned(spec, shared.w)  # where clients are stacked, no value can be asked for
-    return _tree.map_leaves(lambda old, new: torch.where(personal.is_own, old, new), personal.learner, fresh)
+    return _tree.choose(personal.is_own, lambda: personal.learner, lambda: _algorithm1.begin_learned(spec, shared.w))

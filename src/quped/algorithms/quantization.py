@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from quped.errors import check, is_whole, number
+from quped.errors import check, check_number, is_whole, number
 from quped.quant import MAX_BITS, PAPER, Assignment, CenterProx, LinearSchedule
 
 
@@ -17,6 +17,9 @@ class Quantization:
     """eta_2, the learning rate of the centers."""
     center_grad_clip: float = 10.0
     """How large an entry of h, the gradient by a center, may be; larger ones are cut. That of the authors' code."""
+    center_lr_ratio: float | None = None
+    """kappa: if given, the centers of n weights have the learning rate eta_2 = kappa eta_1 / sqrt(n), and h is not cut,
+    as for the step size of LSQ (Esser et al., 2020). The paper has no such rule."""
     lam: Mapping[int, LinearSchedule] = field(default_factory=lambda: dict(PAPER))
     """lambda(t) by bit-width, 1 to 8; one that is not listed takes the next lower one, or else the lowest."""
     assignment: Assignment = "sign"
@@ -38,6 +41,8 @@ class Quantization:
         """Check the ranges."""
         check(0 <= number(self.eta2) < math.inf, "eta2", "at least 0 and finite", self.eta2)
         check(number(self.center_grad_clip) > 0, "center_grad_clip", "above 0", self.center_grad_clip)
+        if self.center_lr_ratio is not None:
+            check_number("center_lr_ratio", self.center_lr_ratio, 0)
         check(number(self.sharpness) > 0, "sharpness P", "above 0", self.sharpness)
         for name in ("straight_through", "update_centers"):
             check(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))

@@ -1,5 +1,6 @@
 """The command line: parsing and printing."""
 
+import errno
 import io
 import logging
 import shlex
@@ -88,6 +89,8 @@ def main() -> None:
         sys.stdout = None
         sys.exit(141)
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            fail("This program may not open as many files as it needs: raise the limit, as by `ulimit -n 1024`.")
         fail(f"{error.filename or 'The output'} cannot be used: {error.strerror}.")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,14 +1,17 @@
 """`quped bench`: how fast this machine is, and how large files are."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from quped._bench import Load, measure
+from quped._bench import Load, compare, measure
 from quped._bench_files import measure_files
+from quped._bench_networks import NETWORKS
+from quped.errors import InvalidValueError, did_you_mean
+from quped.simulation.engines import ENGINES, EngineChoice
 
 app = typer.Typer(help="Measure how fast this machine is, and how large files are.", no_args_is_help=True)
 
@@ -29,16 +32,42 @@ def options() -> None:
 @app.command()
 def engine(
     turns: Annotated[int, typer.Option(min=1, help="Turns of each contestant; the median counts.")] = 5,
+    network: Annotated[str, typer.Option(metavar="|".join(NETWORKS), help="The clients' network.")] = "cnn1",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="|".join(ENGINES),
+            help="Compare this engine with the process engine, and nothing else.",
+            show_default=False,
+        ),
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default="all cores")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Compare the engines with a plain PyTorch loop: FedAvg and QuPeD, CNN1, 50 clients, batches of 25 images."""
+    """Compare the engines with a plain PyTorch loop: FedAvg and QuPeD, 50 clients, batches of 25 images."""
+    if network not in NETWORKS:
+        raise InvalidValueError(f"There is no network '{network}' here. {did_you_mean(network, NETWORKS)}")
+    EngineChoice(name)  # a wrong name is told at once
     if not as_json:
-        typer.echo(f"{turns + 1} turns of 6 contestants: this takes minutes.")
-    numbers = measure(Load(), turns, workers)
+        typer.echo(f"{turns + 1} turns of {6 if name is None else 2} contestants: this takes minutes.")
+    load = Load(network=network)
+    numbers = measure(load, turns, workers) if name is None else compare(load, turns, name, workers)
     if as_json:
         print(json.dumps(numbers, indent=2))
-        return
+    elif name is None:
+        show_engines(numbers)
+    else:
+        rates, memory = numbers["rates"], numbers["memory_mb"]
+        typer.echo(
+            f"Client-iterations per second: {rates[name]:,.0f} with {name}, {rates['processes']:,.0f} with processes: "
+            f"{numbers['ratio_vs_processes']:.2f} of it. Start-up took {numbers['start_seconds']:.0f} s."
+            + (f" Memory of a worker: {max(memory):,} MB at most." if memory else "")
+        )
+
+
+def show_engines(numbers: dict[str, Any]) -> None:
+    """Print what was measured."""
     console = Console(highlight=False)
     table = Table("", title="client-iterations per second, FedAvg unless said otherwise", title_justify="left")
     table.add_column("rate", justify="right")

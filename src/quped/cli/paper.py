@@ -12,8 +12,8 @@ from rich.table import Table as RichTable
 from quped.cli._shared import make_console, notes
 from quped.cli.run import Workers
 from quped.errors import InterruptedRunError, InvalidValueError, RunError
-from quped.paper import claims, compare, docs
-from quped.paper.execute import execute
+from quped.paper import claims, compare, docs, grid
+from quped.paper.execute import execute, remove_leftovers
 from quped.paper.runs import PaperRun, paper_runs
 from quped.paper.status import status
 from quped.paper.table import Table, find_table, tables
@@ -48,8 +48,8 @@ DOCUMENT = Path("docs/paper/results.md")
 
 VERDICT_STYLES = {"holds": "green", "inconclusive": None, "fails": "red"}
 
-NARROW = 80
-"""Below this width of the terminal, tables have fewer columns."""
+OMITTED = {120: (), 80: ("Worst tenth", "w"), 0: ("Worst tenth", "Below FedAvg", "w", "Seeds", "Difference")}
+"""The columns that tables lack in a terminal of at least some width."""
 
 
 @app.command("list")
@@ -84,9 +84,7 @@ def run_command(
     aside = Console(stderr=True, highlight=False) if as_json else console
     chosen = find_table(table)
     runs = paper_runs(chosen, names(methods), names(columns), seeds, epochs)
-    if epochs is not None and not any(run.shortened for run in runs):
-        aside.print(f"[yellow]note:[/] no run has more than {epochs} epochs: nothing is shortened.")
-        epochs = None
+    epochs = shortened_to(epochs, runs, aside)
     execute_missing(console, aside, runs, out, workers, warm_start)
     comparison = compare.compare(chosen, out, epochs)
     show(console, chosen, comparison)
@@ -96,6 +94,44 @@ def run_command(
         console.print(f"Written to {out / chosen.name}: {', '.join(path.name for path in files)}", soft_wrap=True)
     if as_json:
         print(json.dumps(compare.values(chosen, comparison), indent=2))
+
+
+@app.command("grid")
+def grid_command(
+    table: TableName,
+    methods: Methods = None,
+    columns: Columns = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial.")] = 1,
+    epochs: Epochs = None,
+    out: Out = RESULTS,
+    warm_start: WarmStart = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Try the learning rates of a table's grid on validation samples: the same for every row.
+
+    Every trial has a record. The table's own runs, and its learning rates, stay as they are.
+    """
+    console = make_console(quiet=as_json)
+    aside = Console(stderr=True, highlight=False) if as_json else console
+    chosen = find_table(table)
+    trials = grid.trials(chosen, names(methods), names(columns), seeds, epochs)
+    epochs = shortened_to(epochs, trials, aside)
+    execute_missing(console, aside, trials, out, workers, warm_start)
+    values, file = grid.write(chosen, out, seeds, epochs)
+    for column, lines in values["columns"].items():
+        if not lines:
+            continue
+        shown = RichTable(title=f"{chosen.title}: {column}, accuracy in % on validation samples", title_justify="left")
+        for name in ("method", *(f"{lr:g}" for lr in chosen.grid), "best", "in the table"):
+            shown.add_column(name, justify="left" if name == "method" else "right")
+        for line in lines:
+            accuracies = (f"{value:.2f}" for value in line["accuracies"].values())
+            shown.add_row(line["method"], *accuracies, f"{line['best']:g}", f"{line['used']:g}")
+        console.print(shown)
+    console.print(f"Written to {file}", soft_wrap=True)
+    if as_json:
+        print(json.dumps(values, indent=2))
 
 
 @app.command("status")
@@ -148,11 +184,11 @@ def claims_command(out: Out = RESULTS, as_json: Json = False) -> None:
         for line in claims.lines(known):
             if line[0]:
                 shown.add_section()
-            shown.add_row(*map(escape, line), style=VERDICT_STYLES[line[-1]])
+            shown.add_row(*map(escape, line), style=VERDICT_STYLES[line[-1].partition(",")[0]])
         console.print(shown)
     console.print(
-        "Points of test accuracy, mean ± standard deviation of the differences at equal seeds. A claim holds if all "
-        f"differences are positive, and fails if all are negative. A single one must exceed {claims.DECISIVE} points."
+        "Points of test accuracy: mean ± standard error of the differences, paired over clients and seeds. A claim "
+        f"holds, or fails, if the mean is more than {claims.DECISIVE} standard errors above, or below, 0."
     )
 
 
@@ -175,11 +211,26 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
+def shortened_to(epochs: int | None, runs: list[PaperRun], aside: Console) -> int | None:
+    """Return the length of shortened runs, or None, with a note if one was asked for that no run exceeds."""
+    if epochs is not None and not any(run.shortened for run in runs):
+        aside.print(f"[yellow]note:[/] no run has more than {epochs} epochs: nothing is shortened.")
+        return None
+    return epochs
+
+
 def execute_missing(
     console: Console, aside: Console, runs: list[PaperRun], out: Path, workers: int | None, warm_start: Path | None
 ) -> None:
     """Execute the runs without a record; notes go aside."""
     state = status(runs, out, warm_start)
+    if state.impossible:
+        first = state.impossible[0].column
+        aside.print(
+            f"[yellow]note:[/] {len(state.impossible)} runs are left out: the column {first.name} is about "
+            f"{first.samples:,} training samples, and other data are stored."
+        )
+    remove_leftovers([run for run in runs if run not in state.missing], out)
     if not state.missing:
         return
     console.print(f"{state.done} runs are done, {len(state.missing)} to go, about {duration(state.seconds_left)}.")
@@ -190,7 +241,7 @@ def execute_missing(
 
             def is_busy(run: PaperRun) -> bool:
                 """Execute a run; say whether another process does it instead."""
-                title = f"{run.column.name} {run.row.name} {run.seed}"
+                title = run.title
                 record = execute(run, out, workers=workers, warm_start=warm_start, observers=[follow(title)])
                 if record is not None and not console.is_terminal:  # which has no bars
                     accuracy, time = record["accuracy"]["mean"], duration(record["seconds"])
@@ -211,18 +262,20 @@ def execute_missing(
 
 def show(console: Console, table: Table, comparison: compare.Comparison) -> None:
     """Print a table, without the columns that follow from others if the terminal is narrow."""
-    omitted = () if console.width >= NARROW else ("Seeds", "Difference")
-    kept = [i for i, name in enumerate(compare.HEADER) if name not in omitted]
+    omitted = next(names for width, names in OMITTED.items() if console.width >= width)
     for column, lines in comparison:
+        header, *texts = compare.cells(lines)
+        kept = [i for i, name in enumerate(header) if name not in omitted]
         shown = RichTable(title=f"{table.title}: {column.title}", title_justify="left")
         for i in kept:
-            shown.add_column(compare.HEADER[i], justify="left" if i < 2 else "right", no_wrap=i > 0, overflow="fold")
-        for line in lines:
-            texts = line.texts()
-            shown.add_row(*(escape(texts[i]) for i in kept), style="bold" if line.row.highlight else None)
+            shown.add_column(header[i], justify="left" if i < 2 else "right", no_wrap=i > 0, overflow="fold")
+        for line, cells in zip(lines, texts, strict=True):
+            shown.add_row(*(escape(cells[i]) for i in kept), style="bold" if line.row.highlight else None)
         console.print(shown)
     console.print(
-        "Test accuracy in % after the last round, mean over clients; ± standard deviation over seeds. "
+        "Test accuracy in % after the last round, mean over clients; ± standard deviation over seeds. Worst tenth: of "
+        "clients. Below local, below FedAvg: clients that local training with the same bits, or FedAvg, serves better, "
+        "by more than two standard errors of their test samples. w: the global model, which FedAvgFT tunes. "
         "The paper does not have the rows marked (ours)."
     )
 

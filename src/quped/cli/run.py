@@ -18,6 +18,7 @@ from quped.progress import progress_bars
 from quped.records import CONFIG, MODELS, REPORT, RESULT, RunRecord
 from quped.report.page import write_report
 from quped.report.terminal import client_table, comparison_table, verdict
+from quped.simulation.engines import ENGINES, EngineChoice
 
 Preset = Annotated[
     str | None,
@@ -42,6 +43,12 @@ Resume = Annotated[
     typer.Option(metavar="DIR", help="Resume the interrupted run in DIR.", file_okay=False, show_default=False),
 ]
 CheckpointEvery = Annotated[int, typer.Option(min=1, metavar="N", help="Write a checkpoint every N rounds.")]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", metavar="|".join(ENGINES), help="Where clients are computed.", show_default="by --workers"
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -49,6 +56,10 @@ Workers = Annotated[
         help="Worker processes; 0 runs in this process. Does not affect results.",
         show_default="all cores on Linux, else 0",
     ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the cluster, for --engine ray.", show_default="Ray is started on this machine"),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print result.json, and nothing else, on standard output.")]
@@ -71,7 +82,9 @@ def run_command(
     overwrite: Overwrite = False,
     resume: Resume = None,
     checkpoint_every: CheckpointEvery = 25,
+    engine: EngineName = None,
     workers: Workers = None,
+    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
     no_report: NoReport = False,
@@ -81,6 +94,7 @@ def run_command(
 
     Without arguments, runs the preset *quickstart*. Ctrl-C stops after the round, with a checkpoint; again, at once.
     """
+    where = EngineChoice(engine, workers, address=address)
     if resume is not None:
         if preset or change or seed is not None or out or overwrite:
             raise InvalidValueError("--resume takes the experiment from the record: give no other options of it.")
@@ -107,7 +121,7 @@ def run_command(
                 out=folder,
                 overwrite=overwrite,
                 resume=resume is not None,
-                workers=workers,
+                where=where,
                 checkpoint_every=checkpoint_every,
                 follow=lambda title: [follow(title), *logs(title)],
             )

@@ -65,6 +65,21 @@ class Subset:
         return self.whole.batch(self.indices[indices], rng)
 
 
+def rows_of(samples: Samples) -> tuple[Tensor, ...] | None:
+    """Return the tensors whose rows samples are; None if they are made otherwise, perhaps at random."""
+    root = root_of(samples)
+    if type(root) is not TensorSamples:
+        return None
+    return root.inputs if isinstance(root.inputs, tuple) else (root.inputs,)
+
+
+def root_of(samples: Samples) -> Samples:
+    """Return the samples that a subset is part of, or the samples themselves."""
+    while type(samples) is Subset:
+        samples = samples.whole
+    return samples
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A data set with its canonical split."""

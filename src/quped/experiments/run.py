@@ -32,9 +32,11 @@ from quped.records import (
     read_json,
     refuse_link,
 )
+from quped.report.hurt import REFERENCES, share_below
 from quped.result import FORMAT, Evaluation
 from quped.simulation import Observer, Round, Setup
 from quped.simulation.checkpoint import recorded_curve
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 
 VALIDATION_FRACTION = 0.2
@@ -54,7 +56,7 @@ def run_experiment(
     out: Path,
     overwrite: bool = False,
     resume: bool = False,
-    workers: int | None = None,
+    where: EngineChoice,
     checkpoint_every: int = 25,
     follow: Follow | None = None,
 ) -> list[Result]:
@@ -81,7 +83,7 @@ def run_experiment(
             if result is None:
                 observers = [] if follow is None else follow(title)
                 try:
-                    result = run_method(setup, record, config, workers, checkpoint_every, observers)
+                    result = run_method(setup, record, config, where, checkpoint_every, observers)
                 except QupedError as error:
                     record.fail(str(error))
                     records[0].fail(str(error))
@@ -89,7 +91,7 @@ def run_experiment(
             record.checkpoints.clear()  # also those that a kill left beside the result
             results.append(result)
         results[0]["comparison"] = [
-            {**summary(result), "record": str(folder.relative_to(out))}
+            {**summary(result, results), "record": str(folder.relative_to(out))}
             for result, folder in zip(results, folders, strict=True)
         ]
         records[0].result(results[0])
@@ -100,7 +102,7 @@ def run_method(
     setup: Setup,
     record: RunRecord,
     config: Result,
-    workers: int | None,
+    where: EngineChoice,
     checkpoint_every: int,
     observers: Sequence[Observer],
 ) -> Result:
@@ -108,7 +110,7 @@ def run_method(
     record.rewind([point_of(evaluation) for evaluation in recorded_curve(record.checkpoints)])
     trained = fit(
         setup,
-        workers=workers,
+        where=where,
         checkpoints=record.checkpoints,
         checkpoint_every=checkpoint_every,
         callbacks=[Recorder(record), *observers],
@@ -201,11 +203,13 @@ def warn_of_replacements(experiment: Experiment, algorithm: AnyAlgorithm) -> Non
         warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(words)}.", stacklevel=3)
 
 
-def summary(result: Result) -> Result:
+def summary(result: Result, results: Sequence[Result]) -> Result:
     """Return a method's line in the comparison."""
     return {
         "algorithm": result["algorithm"],
         "accuracy": result["accuracy"]["mean"],
+        "worst_tenth": result["accuracy"].get("worst_tenth"),
+        **{f"below_{reference}": share_below(result, results, reference) for reference in REFERENCES},
         "bytes_file": round(float(np.mean([client["bytes_file"] for client in result["clients"]]))),
         "seconds": result["seconds"],
     }

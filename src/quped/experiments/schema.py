@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -52,6 +53,25 @@ def known_partition(scheme: str) -> str:
     """Accept a way to share out samples."""
     parsed(scheme)
     return scheme
+
+
+MOST_CLIENTS = 100_000
+MOST_WEIGHTS = 10**9
+"""Of a perceptron: 4 GB."""
+
+
+def affordable(hidden: tuple[int, ...]) -> tuple[int, ...]:
+    """Accept hidden layers that fit into memory, before they are made."""
+    if sum(a * b for a, b in pairwise(hidden)) > MOST_WEIGHTS:
+        raise ValueError(f"these layers have more than {MOST_WEIGHTS:,} weights")
+    return hidden
+
+
+def countable(groups: tuple["Group", ...]) -> tuple["Group", ...]:
+    """Accept groups that are not too many clients together."""
+    if sum(group.count for group in groups) > MOST_CLIENTS:
+        raise ValueError(f"these are more than {MOST_CLIENTS:,} clients")
+    return groups
 
 
 Whole = Annotated[int, Field(strict=True)]
@@ -122,7 +142,7 @@ class MLP(NetworkSection):
     """A multi-layer perceptron."""
 
     name: Literal["mlp"]
-    hidden: tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...] = (128, 64)
+    hidden: Annotated[tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], AfterValidator(affordable)] = (128, 64)
 
 
 class ResNet(NetworkSection):
@@ -164,7 +184,7 @@ class Group(Section):
 
     name: str = Field(default="client", pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     """The kind of device: its clients are called NAME-0, NAME-1, ..."""
-    count: Whole = Field(ge=1, le=100_000)
+    count: Whole = Field(ge=1, le=MOST_CLIENTS)
     model: NetworkChoice
     bits: Annotated[int | dict[str, int], PlainValidator(read_bits)] = 32
     quantize: tuple[str, ...] | None = None
@@ -246,7 +266,7 @@ class Experiment(Section):
 
     description: str = ""
     data: Data
-    clients: tuple[Group, ...] = Field(min_length=1, max_length=1000)
+    clients: Annotated[tuple[Group, ...], AfterValidator(countable)] = Field(min_length=1, max_length=1000)
     global_model: NetworkChoice | None = None
     training: Annotated[TrainingOptions, BeforeValidator(read_training)] = TrainingOptions()
     algorithm: AlgorithmOptions = {"name": DEFAULT_ALGORITHM}
@@ -270,15 +290,20 @@ class Experiment(Section):
 
 def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
     """Read an experiment file, apply `key=value` changes, and validate the whole."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"The experiment file {path} cannot be read: {error}.") from error
-    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
-        raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
+    values = read_toml(path)
     for change in changes:
         apply(values, change)
     return validate(values, path.name)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a file that a person wrote."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValueError(f"The file {path} cannot be read: {error}.") from error
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
+        raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
 
 
 def validate(values: dict[str, Any], name: str) -> Experiment:

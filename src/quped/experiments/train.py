@@ -207,6 +207,7 @@ def train(recipe: Recipe, record: RunRecord, progress: Progress = lambda _: None
     result = {
         "recipe": asdict(recipe),
         "accuracy": curve[-1].accuracy,
+        "test_samples": len(held),
         "bytes_file": len(file),
         "bytes_packed": packed.floor,
         "bytes_float32": packed.float_bytes,

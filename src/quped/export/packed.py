@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from quped._files import remove_drafts, write_bytes
 from quped.errors import InvalidValueError, ModelFileError, QupedError, check, check_whole, did_you_mean
 from quped.export._container import DTYPES, Reader, UnreadableError, content, encode, most_bytes, sizes, strict_json
 from quped.models import build, quantizable
@@ -23,7 +24,7 @@ from quped.models.select import network_name
 from quped.quant import FULL_PRECISION, MAX_BITS, Codebook, place
 from quped.quant.packing import codebook_of, pack, unpack
 from quped.quant.sizes import FLOAT_BYTES, index_bits, index_bytes
-from quped.records import plain, versions, write_bytes
+from quped.records import plain, versions
 from quped.typing import Params
 
 SUFFIX = ".quped"
@@ -299,8 +300,10 @@ def unpacked(name: str, codes: Tensor, centers: Tensor, bits: int, shape: tuple[
 def write_file(path: Path | str, raw: bytes) -> None:
     """Write a file that is whole or not there, and the folder for it; a failure leaves an older file as it was."""
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(Path(path), raw)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_drafts(path.parent, path.name)
+        write_bytes(path, raw)
     except OSError as error:
         raise ModelFileError(f"{path} cannot be written: {error.strerror}.") from error
 

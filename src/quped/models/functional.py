@@ -100,6 +100,23 @@ class FunctionalNetwork:
                     place[key] = own
         return logits, buffers
 
+    def logit_bias(self, inputs: tuple[Tensor, ...]) -> str | None:
+        """Name the parameter of the last layer that is added to the logits, if there is one: tried on these inputs."""
+        params, buffers = self.initial
+
+        @torch.no_grad()
+        def logits(changed: Params) -> Tensor:
+            return self(params | changed, buffers, inputs, train=False)[0]
+
+        before = logits({})
+        shift = torch.arange(1.0, before.shape[1] + 1, device=before.device, dtype=before.dtype)
+        for name in self.head:
+            if params[name].shape == shift.shape:
+                moved = logits({name: params[name] + shift}) - before
+                if torch.allclose(moved, shift.expand_as(moved), atol=1e-3):
+                    return name
+        return None
+
     def module(self, model: ModelState) -> nn.Module:
         """Return an ordinary module with these tensors, in evaluation mode."""
         module = copy.deepcopy(self._evaluation)

@@ -1,24 +1,36 @@
-"""Claims that one row is better than another, and whether the records agree: differences at equal seeds."""
+"""Claims that one row is better than another, and whether the records agree: differences at equal seeds and clients."""
 
+import math
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from quped._evaluate import binomial_error
 from quped.experiments.schema import Section
-from quped.paper.compare import BITS, bits_label, find_records, length, markdown_table, recorded_seeds
-from quped.paper.records import inputs_id
+from quped.paper.compare import (
+    BITS,
+    accuracy_of_clients,
+    bits_label,
+    evaluated_samples,
+    find_records,
+    length,
+    markdown_table,
+    pairs,
+    recorded_seeds,
+)
+from quped.paper.records import NETWORK, Record
 from quped.paper.table import Column, Row, Table
 
 FILE = Path(__file__).with_suffix(".toml")
 
 Verdict = Literal["holds", "inconclusive", "fails"]
 
-DECISIVE = 0.3
-"""Points by which a row must be ahead at a single seed; with less, another seed may say otherwise."""
+DECISIVE = 2
+"""Standard errors by which a mean difference must differ from 0."""
 
 
 class Claim(Section):
@@ -62,6 +74,8 @@ class Evidence(NamedTuple):
     seeds: list[int]
     differences: list[float]
     """In points of test accuracy, at each seed."""
+    error: float
+    """The standard error of their mean, over clients and seeds; NaN if it is not known."""
     paper: float | None
 
     @property
@@ -71,11 +85,15 @@ class Evidence(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """A claim holds if all differences are positive, and fails if all are negative. One alone must be decisive."""
-        enough = DECISIVE if len(self.differences) == 1 else 0.0
-        if min(self.differences) > enough:
-            return "holds"
-        return "fails" if max(self.differences) < -enough else "inconclusive"
+        """A claim holds if the mean difference is above 0 by more than two standard errors, and fails if below."""
+        if abs(self.mean) > DECISIVE * self.error:
+            return "holds" if self.mean > 0 else "fails"
+        return "inconclusive"
+
+    @property
+    def seeds_disagree(self) -> bool:
+        """Whether a seed alone has the other sign than the mean that decided."""
+        return self.verdict != "inconclusive" and any(self.mean * one < 0 for one in self.differences)
 
     @property
     def where(self) -> str:
@@ -84,9 +102,10 @@ class Evidence(NamedTuple):
 
     def texts(self) -> tuple[str, ...]:
         """Return the cells of its line."""
-        std = f" ± {np.std(self.differences, ddof=1):.2f}" if len(self.differences) > 1 else ""
+        error = "" if math.isnan(self.error) else f" ± {self.error:.2f}"
         paper = "" if self.paper is None else f"{self.paper:+.2f}"
-        return self.where, f"{self.mean:+.2f}{std}", str(len(self.seeds)), paper, self.verdict
+        verdict = f"{self.verdict}, not at every seed" if self.seeds_disagree else self.verdict
+        return self.where, f"{self.mean:+.2f}{error}", str(len(self.seeds)), paper, verdict
 
     def values(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -97,8 +116,10 @@ class Evidence(NamedTuple):
             "epochs": self.epochs.strip(),
             "differences": {s: round(d, 4) for s, d in zip(self.seeds, self.differences, strict=True)},
             "mean": round(self.mean, 4),
+            "standard_error": None if math.isnan(self.error) else round(self.error, 4),
             "paper": self.paper,
             "verdict": self.verdict,
+            "seeds_disagree": self.seeds_disagree,
         }
 
 
@@ -106,13 +127,13 @@ def evidence(claim: Claim, tables: Iterable[Table], folder: Path) -> Iterator[Ev
     """Yield the comparisons that the records in a folder allow."""
     for table in tables:
         rows = table.rows
-        pairs = [(rows[better], rows[worse]) for better, worse in claim.pairs if {better, worse} <= rows.keys()]
-        by_title = len({worse.title for _, worse in pairs}) > 1
+        rows_of_pairs = [(rows[first], rows[second]) for first, second in claim.pairs if {first, second} <= rows.keys()]
+        several, by_title = len(rows_of_pairs) > 1, len({worse.title for _, worse in rows_of_pairs}) > 1
         for column in table.columns.values():
             if column.mixed != claim.mixed:
                 continue
-            for better, worse in pairs:
-                label = f", {worse.title if by_title else BITS[bits_label(worse.bits)]}" if len(pairs) > 1 else ""
+            for better, worse in rows_of_pairs:
+                label = f", {worse.title if by_title else BITS[bits_label(worse.bits)]}" if several else ""
                 if (result := difference(table, column, better, worse, label, folder)) is not None:
                     yield result
 
@@ -122,15 +143,40 @@ def difference(table: Table, column: Column, better: Row, worse: Row, label: str
     seeds_of = [recorded_seeds(column, row, folder) for row in (better, worse)]
     for epochs in sorted(seeds_of[0].keys() & seeds_of[1].keys(), key=lambda n: float("-inf") if n is None else -n):
         a, b = (
-            {record["seed"]: record for record in find_records(table, column, row, epochs, seeds[epochs], folder)}
+            find_records(table, column, row, epochs, seeds[epochs], folder)
             for row, seeds in zip((better, worse), seeds_of, strict=True)
         )
-        if seeds := [seed for seed in sorted(a.keys() & b.keys()) if inputs_id(a[seed]) == inputs_id(b[seed])]:
-            differences = [100 * (a[seed]["accuracy"]["mean"] - b[seed]["accuracy"]["mean"]) for seed in seeds]
+        if both := pairs(a, b):
             known = column.name in better.paper and column.name in worse.paper
-            paper = round(better.paper[column.name].mean - worse.paper[column.name].mean, 2) if known else None
-            return Evidence(column, better, worse, label, length(a[seeds[0]]), seeds, differences, paper)
+            return Evidence(
+                column,
+                better,
+                worse,
+                label,
+                epochs=length(both[0][0]),
+                seeds=[first["seed"] for first, _ in both],
+                differences=[100 * (x[better.reads]["mean"] - y[worse.reads]["mean"]) for x, y in both],
+                error=100 * standard_error(better, worse, both),
+                paper=round(better.paper[column.name].mean - worse.paper[column.name].mean, 2) if known else None,
+            )
     return None
+
+
+def standard_error(better: Row, worse: Row, records: Sequence[tuple[Record, Record]]) -> float:
+    """Return the standard error of the mean difference between two rows, paired over clients and seeds.
+
+    For a single network it is that of its test samples, as if those of the two rows were others; NaN if unknown.
+    """
+    clients = [(accuracy_of_clients(better, a), accuracy_of_clients(worse, b)) for a, b in records]
+    differences = [mine[name] - theirs[name] for mine, theirs in clients for name in mine.keys() & theirs.keys()]
+    if any(mine.keys() != {NETWORK} for mine, _ in clients):
+        return float(np.std(differences, ddof=1) / math.sqrt(len(differences))) if len(differences) > 1 else math.nan
+    samples = [evaluated_samples(*pair).get(NETWORK) for pair in records]
+    shares = [(pair, n) for pair, n in zip(clients, samples, strict=True) if n is not None]
+    if len(shares) < len(clients):
+        return math.nan
+    variances = [binomial_error(one[NETWORK], n) ** 2 for pair, n in shares for one in pair]
+    return math.sqrt(sum(variances)) / len(clients)
 
 
 HEADER = ("Claim", "Where", "Difference", "Seeds", "Paper", "Verdict")

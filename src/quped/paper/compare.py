@@ -1,17 +1,29 @@
 """Our numbers beside the paper's: as values and as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from quped._evaluate import hurt, over_clients
 from quped.algorithms import FULL_PRECISION
-from quped.paper.records import Record, find_record, inputs_id
+from quped.paper.records import NETWORK, Record, find_record, inputs_id
 from quped.paper.runs import PaperRun
 from quped.paper.table import Column, PaperNumber, Row, Table
 
-HEADER = ("Method", "Bits", "Measured", "Seeds", "Paper", "Difference")
+HEADER = (
+    "Method",
+    "Bits",
+    "Measured",
+    "Worst tenth",
+    "Below local",
+    "Below FedAvg",
+    "w",
+    "Seeds",
+    "Paper",
+    "Difference",
+)
 
 BITS = {"FP": "full precision", "2": "2 bits", "1": "1 bit", "mixed": "mixed bits"}
 """The bits of a line in words."""
@@ -31,11 +43,32 @@ class Line(NamedTuple):
     """One for each seed, all of equal length."""
     paper: PaperNumber | None
     """None for a row that the paper does not have."""
+    below_local: float | None = None
+    """The share of clients, at all seeds, that local training with the same bits serves better; None if unknown."""
+    below_fedavg: float | None = None
+    """The share of clients that FedAvg serves better."""
 
     @property
     def accuracies(self) -> list[float]:
         """Test accuracy in percent after the last round, mean over clients, for each seed."""
-        return [100 * float(record["accuracy"]["mean"]) for record in self.records]
+        return [100 * float(record[self.row.reads]["mean"]) for record in self.records]
+
+    @property
+    def worst_tenth(self) -> float | None:
+        """The same of the worst tenth of clients, mean over seeds; None for a single network."""
+        tenths = [over_clients(clients)["worst_tenth"] for clients in map(self.clients, self.records)]
+        return None if self.clients(self.records[0]).keys() == {NETWORK} else 100 * float(np.mean(tenths))
+
+    @property
+    def global_accuracy(self) -> float | None:
+        """The same of the global model, mean over seeds; None if the records tell of none."""
+        found = (record.get(f"global_{self.row.reads}") for record in self.records)
+        known = [value for value in found if value is not None]
+        return 100 * float(np.mean(known)) if len(known) == len(self.records) else None
+
+    def clients(self, record: Record) -> Mapping[str, float]:
+        """Return the accuracy of each client in a record."""
+        return accuracy_of_clients(self.row, record)
 
     @property
     def mean(self) -> float:
@@ -59,9 +92,18 @@ class Line(NamedTuple):
 
     def texts(self) -> tuple[str, ...]:
         """Return the cells of the line."""
-        paper = "" if self.paper is None else plus_minus(*self.paper)
-        difference = "" if self.difference is None else f"{self.difference:+.2f}"
-        return self.title, self.bits, plus_minus(self.mean, self.std), str(len(self.records)), paper, difference
+        return (
+            self.title,
+            self.bits,
+            plus_minus(self.mean, self.std),
+            text("{:.2f}", self.worst_tenth),
+            text("{:.0%}", self.below_local),
+            text("{:.0%}", self.below_fedavg),
+            text("{:.2f}", self.global_accuracy),
+            str(len(self.records)),
+            "" if self.paper is None else plus_minus(*self.paper),
+            text("{:+.2f}", self.difference),
+        )
 
     def values(self) -> dict[str, Any]:
         """Return the line as plain values."""
@@ -73,9 +115,13 @@ class Line(NamedTuple):
             "mean": round(self.mean, 4),
             "seeds": len(seeds),
             "accuracies": {seed: round(value, 4) for seed, value in zip(seeds, self.accuracies, strict=True)},
-            "std": None if self.std is None else round(self.std, 4),
+            "std": rounded(self.std),
+            "worst_tenth": rounded(self.worst_tenth),
+            "below_local": rounded(self.below_local),
+            "below_fedavg": rounded(self.below_fedavg),
+            "global_accuracy": rounded(self.global_accuracy),
             "paper": None if self.paper is None else self.paper._asdict(),
-            "difference": None if self.difference is None else round(self.difference, 4),
+            "difference": rounded(self.difference),
             "shortened": first["shortened"],
             "epochs": first["epochs"],
             "full_epochs": first["full_epochs"],
@@ -85,6 +131,23 @@ class Line(NamedTuple):
 
 Comparison = list[tuple[Column, list[Line]]]
 """The columns of a table that have records, each with its lines."""
+
+
+def text(form: str, value: float | None) -> str:
+    """Return a number in a form; nothing if there is none."""
+    return "" if value is None else form.format(value)
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a number as the files of tables have it."""
+    return None if value is None else round(value, 4)
+
+
+def accuracy_of_clients(row: Row, record: Record) -> Mapping[str, float]:
+    """Return the accuracy of each client that a row reads in a record, or that of a single network."""
+    accuracy = record[row.reads]
+    clients: Mapping[str, float] = accuracy.get("per_client", {NETWORK: accuracy["mean"]})
+    return clients
 
 
 def length(record: Record) -> str:
@@ -122,13 +185,46 @@ def lines(table: Table, column: Column, folder: Path, epochs: int | None) -> lis
                 present.append(Line(row, bits, records, row.paper.get(column.name)))
                 if n is None:
                     break
-    return present
+    return [
+        line._replace(
+            below_local=share_below(line, [o for o in present if o.row.is_plain("local") and o.bits == line.bits]),
+            below_fedavg=share_below(line, [o for o in present if o.row.is_plain("fedavg")]),
+        )
+        for line in present
+    ]
+
+
+def share_below(line: Line, references: Sequence[Line]) -> float | None:
+    """Return the share of a line's clients that are hurt, compared with a reference at equal seeds and lengths.
+
+    None if there is nothing to compare, or if no record tells the number of test samples.
+    """
+    verdicts = [
+        is_hurt
+        for other in references
+        if other.row.name != line.row.name and length(other.records[0]) == length(line.records[0])
+        for mine, theirs in pairs(line.records, other.records)
+        for is_hurt in hurt(line.clients(mine), other.clients(theirs), evaluated_samples(mine, theirs)).values()
+    ]
+    return float(np.mean(verdicts)) if verdicts else None
+
+
+def evaluated_samples(*records: Record) -> Mapping[str, int]:
+    """Return the test samples of each client in runs with equal seeds and inputs, if one of the records tells them."""
+    return next((record["test_samples"] for record in records if "test_samples" in record), {})
+
+
+def pairs(first: Sequence[Record], second: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Return the records with equal seeds and inputs."""
+    by_seed = {record["seed"]: record for record in second}
+    both = [(record, by_seed[record["seed"]]) for record in first if record["seed"] in by_seed]
+    return [(a, b) for a, b in both if inputs_id(a) == inputs_id(b)]
 
 
 def recorded_seeds(column: Column, row: Row, folder: Path) -> dict[int | None, set[int]]:
     """Return the seeds with a record under any table, by the epochs of a shortened run; None for full ones."""
     seeds: dict[int | None, set[int]] = {}
-    for place in folder.glob(f"*/{column.name}/{row.name}"):
+    for place in folder.glob(f"*/{column.name}/{row.recorded_as}"):
         for path in [*place.glob("seed-*.json"), *place.glob("epochs-*/seed-*.json")]:
             epochs = None if path.parent == place else int(path.parent.name.removeprefix("epochs-"))
             seeds.setdefault(epochs, set()).add(int(path.stem.removeprefix("seed-")))
@@ -140,7 +236,8 @@ def find_records(
 ) -> list[Record]:
     """Return the records of a row in a column that may be averaged; `epochs` is None for full runs."""
     runs = [PaperRun(table, column, row, seed, epochs) for seed in sorted(seeds)]
-    return with_equal_inputs([record for run in runs if (record := find_record(run, folder)) is not None])
+    found = [record for run in runs if (record := find_record(run, folder)) is not None]
+    return with_equal_inputs([record for record in found if row.reads in record])
 
 
 def with_equal_inputs(records: Sequence[Record]) -> list[Record]:
@@ -164,10 +261,23 @@ def markdown(comparison: Comparison) -> str:
         return ""
     parts: list[str] = []
     for column, present in comparison:
-        texts = [HEADER, ("---",) * 2 + ("---:",) * 4, *(line.texts() for line in present)]
-        parts += [f"**{column.title}**", markdown_table(texts)]
-    parts.append(provenance([record for _, present in comparison for line in present for record in line.records]))
+        header, *texts = cells(present)
+        parts += [f"**{column.title}**", markdown_table([header, ["---"] * 2 + ["---:"] * (len(header) - 2), *texts])]
+    runs = {  # several rows may read one record
+        (line.row.recorded_as, column.name, record["seed"], record["epochs"]): record
+        for column, present in comparison
+        for line in present
+        for record in line.records
+    }
+    parts.append(provenance(list(runs.values())))
     return "\n\n".join(parts)
+
+
+def cells(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the header and the lines of a column, without what no line has."""
+    texts = [line.texts() for line in lines]
+    kept = [i for i in range(len(HEADER)) if any(line[i] for line in texts)]
+    return [[line[i] for i in kept] for line in (HEADER, *texts)]
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:

@@ -3,22 +3,25 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from quped._evaluate import over_clients
-from quped.errors import QupedError
+from quped._files import remove_drafts
+from quped.errors import BadUpdateError, QupedError
 from quped.experiments.run import Population
 from quped.experiments.train import Epoch, Recipe, train
-from quped.paper.records import Record, find_record, input_checksums, with_weights
+from quped.paper.records import NETWORK, Record, find_record, input_checksums, with_weights
 from quped.paper.runs import PaperRun
 from quped.records import RunRecord, revision, versions, write_json
 from quped.result import FORMAT, Evaluation
 from quped.simulation import Observer, Round
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 from quped.typing import Clock, Phase
 
@@ -49,15 +52,20 @@ def execute(
                 return done  # another process wrote it in the meantime
             scratch.mkdir(exist_ok=True)
             code = revision()  # now: the code may change before the run ends
-            if run.recipe is None:
-                outcome = run_federation(run, scratch, workers, observers)
-            else:
-                outcome = run_network(with_weights(run.recipe, warm_start), scratch, observers)
+            try:
+                if run.recipe is None:
+                    outcome = run_federation(run, scratch, workers, observers)
+                else:
+                    outcome = run_network(with_weights(run.recipe, warm_start), scratch, observers)
+            except BadUpdateError as error:
+                if run.trial_lr is None:
+                    raise
+                outcome = failure(run, error)
             record = {
                 "format": FORMAT,
                 "table": run.table.name,
                 "column": run.column.name,
-                "method": run.row.name,
+                "method": run.row.recorded_as,
                 "seed": run.seed,
                 "full_epochs": run.full_epochs,
                 "shortened": run.shortened,
@@ -81,13 +89,23 @@ def execute(
         raise
 
 
+def remove_leftovers(runs: Iterable[PaperRun], folder: Path) -> None:
+    """Remove what processes left beside the records of these runs when they were killed."""
+    remove_drafts(folder)
+    for run in runs:
+        for lock in folder.glob(str(Path(scratch_folder(run, "*")).with_suffix(".lock"))):
+            with suppress(Timeout), FileLock(lock, blocking=False):
+                shutil.rmtree(lock.with_suffix(".partial"), ignore_errors=True)
+                lock.unlink()
+
+
 def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers: Sequence[Observer]) -> Record:
     """Run a federation; return what its record keeps."""
     (method,) = run.experiment.methods
     setup = Population(run.experiment, run.seed).federation(method.algorithm).setup(method.training)
     result = fit(
         setup,
-        workers=workers,
+        where=EngineChoice(workers=workers),
         checkpoints=RunRecord(scratch).checkpoints,
         checkpoint_every=100,
         callbacks=observers,
@@ -102,6 +120,8 @@ def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers:
         "rounds": result.rounds,
         "seconds": round(result.seconds, 3),
         "samples": sum(len(client.train) for client in setup.clients),
+        "test_samples": {client.name: client.test_samples for client in result.clients},
+        "bytes_file": float(np.mean([client.bytes_file for client in result.clients])),
     }
 
 
@@ -117,11 +137,24 @@ def run_network(recipe: Recipe, scratch: Path, observers: Sequence[Observer]) ->
     result = record.finished() or train(recipe, record, report)
     return {
         "accuracy": {"mean": result["accuracy"]},
+        "test_samples": {NETWORK: result["test_samples"]},
+        "bytes_file": result["bytes_file"],
         "curve": [{key: point[key] for key in ("epoch", "accuracy", "loss")} for point in result["curve"]],
         "seconds": result["seconds"],
         "images_per_second": result["images_per_second"],
         "threads": result["threads"],
         "epochs": recipe.epochs,
+    }
+
+
+def failure(run: PaperRun, error: BadUpdateError) -> Record:
+    """Return what the record of a trial keeps whose learning rate was too high: this is a result, too."""
+    return {
+        "accuracy": {"mean": 0.0},
+        "curve": [],
+        "epochs": run.training["epochs"],
+        "seconds": 0.0,
+        "failed": str(error),
     }
 
 

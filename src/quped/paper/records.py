@@ -22,6 +22,9 @@ KEYS = ("config", "accuracy", "curve", "epochs", "full_epochs", "shortened", "se
 
 ANY_INPUTS: Mapping[str, str] = {}
 
+NETWORK = "model"
+"""The name of a single network where a federation has those of its clients."""
+
 
 def find_record(run: PaperRun, folder: Path, inputs: Mapping[str, str] = ANY_INPUTS) -> Record | None:
     """Return the record of a run with this very configuration, and these inputs, under this table or another one."""
@@ -47,7 +50,7 @@ def read_record(path: Path, run: PaperRun) -> Record:
 
 def is_consistent(record: Record, run: PaperRun) -> bool:
     """Say whether a record is one of this row, column and seed, and its accuracy is a mean over its clients."""
-    names = {"column": run.column.name, "method": run.row.name, "seed": run.seed}
+    names = {"column": run.column.name, "method": run.row.recorded_as, "seed": run.seed}
     accuracy = record["accuracy"]
     mean = accuracy.get("mean") if isinstance(accuracy, dict) else None
     if not names.items() <= record.items() or not isinstance(mean, float | int) or not 0 <= mean <= 1:
@@ -57,12 +60,23 @@ def is_consistent(record: Record, run: PaperRun) -> bool:
 
 
 def input_checksums(run: PaperRun, warm_start: Path | None) -> dict[str, str]:
-    """Return the SHA-256 of a run's inputs on this machine: a network's weights, or a federation's data if fetched."""
+    """Return the SHA-256 of a run's inputs on this machine: a network's weights, or a federation's data if fetched.
+
+    Data of another size than the column's are not its data.
+    """
     if run.recipe is not None:
         weights = Path(str(with_weights(run.recipe, warm_start).warm_start))
         return {"weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
     file = store.stored_file(run.experiment.data.name)
-    return {"data": store.read(file).checksum} if file.exists() else {}
+    return {"data": store.read(file).checksum} if file.exists() and not has_other_data(run) else {}
+
+
+def has_other_data(run: PaperRun) -> bool:
+    """Say whether the stored data have another size than the column's, so that the run cannot be made."""
+    if not run.column.exact:
+        return False
+    file = store.stored_file(run.experiment.data.name)
+    return file.exists() and len(store.read(file).tensors["train_labels"]) != run.column.samples
 
 
 def inputs_id(record: Record) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quped.paper.execute import scratch_folder
-from quped.paper.records import Record, find_record, input_checksums
+from quped.paper.records import Record, find_record, has_other_data, input_checksums
 from quped.paper.runs import PaperRun
 from quped.simulation.schedule import DEFAULT_BATCH_SIZE
 
@@ -20,6 +20,8 @@ class Status(NamedTuple):
     begun: int
     """Missing runs that are under way, or were interrupted."""
     missing: list[PaperRun]
+    impossible: list[PaperRun]
+    """Runs without a record whose data are stored in another size than the column's."""
     rate: float
     """Of the runs that are done, in steps of FedAvg per second."""
 
@@ -47,9 +49,10 @@ def status(
     records = [(run, record_of(run)) for run in runs]
     done = [(work(run), float(record["seconds"])) for run, record in records if record is not None]
     steps, seconds = sum(steps for steps, _ in done), sum(seconds for steps, seconds in done if steps)
-    missing = [run for run, record in records if record is None]
+    without = [run for run, record in records if record is None]
+    missing, impossible = [[run for run in without if has_other_data(run) is other] for other in (False, True)]
     begun = sum(any(folder.glob(scratch_folder(run, "*"))) for run in missing)
-    return Status(len(done), begun, missing, steps / seconds if steps else usual_rate)
+    return Status(len(done), begun, missing, impossible, steps / seconds if steps else usual_rate)
 
 
 def work(run: PaperRun) -> float:

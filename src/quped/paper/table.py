@@ -1,15 +1,14 @@
 """The paper's tables as files. A row is one entry of a table's file, or of `rows.toml` if several tables share it."""
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from quped.errors import InvalidValueError, did_you_mean
-from quped.experiments.schema import Data, NetworkChoice, Section, describe
+from quped.experiments.schema import Data, NetworkChoice, Section, describe, read_toml
 
 FOLDER = Path(__file__).parent / "tables"
 SHARED_ROWS = Path(__file__).parent / "rows.toml"
@@ -52,6 +51,10 @@ class Row(Options):
     """Whether the paper does not have this row."""
     seeds: int | None = None
     """How many seeds there are, for a row that does not depend on them."""
+    record_of: str | None = None
+    """The row whose records this one reads: then it has no runs of its own."""
+    reads: Literal["accuracy", "accuracy_own_classes"] = "accuracy"
+    """What it reads in a record."""
     paper: Mapping[str, PaperNumber] = {}
     """The paper's numbers by column."""
 
@@ -59,6 +62,15 @@ class Row(Options):
     def label(self) -> str:
         """The title, marked if the row is ours."""
         return f"{self.title} (ours)" if self.ours else self.title
+
+    @property
+    def recorded_as(self) -> str:
+        """The row that its records name."""
+        return self.record_of or self.name
+
+    def is_plain(self, algorithm: str) -> bool:
+        """Say whether the row is this algorithm as the table has it, without options of its own."""
+        return self.algorithm == {"name": algorithm} and not self.quantization and self.reads == "accuracy"
 
 
 class Clients(Section):
@@ -90,6 +102,8 @@ class Column(Setting):
     """For a single network: fields of a `Recipe`. Then there are no clients."""
     samples: int = 50_000
     """Training samples, for estimates of the time that is left."""
+    exact: bool = False
+    """Whether the records are of just so many samples, for a data set that is stored in several sizes."""
     cost: float = 1.0
     """Of a step, beside one of CNN1 with the bits of the row: for the same estimates."""
 
@@ -110,7 +124,9 @@ class Table(Setting):
     name: str
     title: str
     source: str
-    """Its place in the paper."""
+    """Its place in the paper, or what it adds."""
+    grid: tuple[float, ...] = (0.05, 0.075, 0.1, 0.125, 0.15, 0.2)
+    """The learning rates to choose from; by default the paper's."""
     rows: Mapping[str, Row]
     columns: Mapping[str, Column]
 
@@ -125,12 +141,10 @@ class Table(Setting):
 def load_table(path: Path) -> Table:
     """Read a table from its file."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = read_toml(path)
         rows = inherit(values.get("rows", {}), shared_rows())
         columns = inherit(values.get("columns", {}))
         return Table.model_validate({"name": path.stem, **values, "rows": rows, "columns": columns})
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
     except ValidationError as error:
         raise InvalidValueError("\n  ".join([f"{path.name} is not a table:", *describe(error)])) from error
 
@@ -138,7 +152,7 @@ def load_table(path: Path) -> Table:
 @cache
 def shared_rows() -> dict[str, Entry]:
     """Return the rows that tables share."""
-    return inherit(tomllib.loads(SHARED_ROWS.read_text()))
+    return inherit(read_toml(SHARED_ROWS))
 
 
 def inherit(entries: Mapping[str, Entry], known: Mapping[str, Entry] = {}) -> dict[str, Entry]:
@@ -147,6 +161,8 @@ def inherit(entries: Mapping[str, Entry], known: Mapping[str, Entry] = {}) -> di
     This is the entry that `from` names, which is known or stands above, or else the known one with the same name.
     """
     above = dict(known)
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise InvalidValueError("The rows and the columns of a table must be tables themselves, each with its name.")
     for name, entry in entries.items():
         parent = entry.get("from", name)
         if "from" in entry and parent not in above:

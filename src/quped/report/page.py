@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quped._evaluate import hurt
 from quped.errors import RunError
 from quped.records import flatten, write_bytes
 from quped.report.reading import Run, Values, read_all
@@ -190,6 +191,7 @@ def client_of(client: Values, sent: Values | None) -> Values:
         "bytes": client.get("bytes_file"),
         "float32": client.get("bytes_float32"),
         "samples": client.get("samples"),
+        "tested": client.get("test_samples"),
         "classes": client.get("classes") or None,
         "accuracy": client.get("accuracy"),
         "sent": total,
@@ -259,14 +261,24 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def add_gains(methods: list[Values]) -> None:
-    """Add to the clients of a run how much better they are than by local training, if it was compared."""
+    """Add to the clients of a run how much better they are than by local training, if it was compared.
+
+    A client with the same bits as there is also said to be hurt or not: see `quped._evaluate.hurt`.
+    """
     local = next((one for one in methods if one["algorithm"] == "local"), None)
-    alone = {client["name"]: client["accuracy"] for client in local["clients"]} if local else {}
+    alone = {client["name"]: client for client in local["clients"] if client["accuracy"] is not None} if local else {}
     for one in methods:
         one["compared"] = local is not None and one is not local
-        for client in one["clients"] if one["compared"] else ():
-            mine, theirs = client["accuracy"], alone.get(client["name"])
-            client["gain"] = None if mine is None or theirs is None else mine - theirs
+        both = [client for client in one["clients"] if client["accuracy"] is not None and client["name"] in alone]
+        alike = [client for client in both if client["bits"] == alone[client["name"]]["bits"]]
+        verdicts = hurt(
+            {client["name"]: client["accuracy"] for client in alike},
+            {name: client["accuracy"] for name, client in alone.items()},
+            {client["name"]: client["tested"] or 0 for client in alike},
+        )
+        for client in both if one["compared"] else ():
+            client["gain"] = client["accuracy"] - alone[client["name"]]["accuracy"]
+            client["hurt"] = verdicts.get(client["name"])
 
 
 def provenance(run: Run) -> Values:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from quped.algorithms import ALGORITHMS
 from quped.records import flatten
+from quped.report.hurt import share_below
 
 Result = dict[str, Any]
 """The content of a `result.json`."""
@@ -16,6 +17,13 @@ MOST_ROWS = 20
 
 NARROW = 80
 """Columns of a terminal, below which a table is shortened."""
+
+LEFT_OUT = {
+    120: (),
+    NARROW: ("global model", "seconds"),
+    0: ("worst tenth", "below local", "below FedAvg", "global model", "seconds"),
+}
+"""What the comparison leaves out in a terminal of at least some width."""
 
 
 def title(result: Result) -> str:
@@ -66,6 +74,11 @@ def bits_label(client: Result) -> str:
 def percent(share: float | None) -> str:
     """Return an accuracy as a person reads it; nothing if there is none."""
     return "" if share is None else f"{share:.1%}"
+
+
+def whole_percent(share: float | None) -> str:
+    """Return a share of clients as a person reads it; nothing if there is none."""
+    return "" if share is None else f"{share:.0%}"
 
 
 def client_table(result: Result, width: int) -> Table:
@@ -131,19 +144,25 @@ def kinds(clients: list[Result]) -> list[list[Result]]:
 def comparison_table(results: list[Result], width: int) -> Table:
     """One line per algorithm; in a narrow terminal, the most important columns."""
     table = Table(title=f"The same clients, other methods{where(results[0])}", title_justify="left")
-    columns = ["method", "accuracy", "worst client", "size per client", "seconds"]
-    kept = columns if width >= NARROW else ["method", "accuracy", "size per client"]
-    for name in kept:
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for name, result in zip(titles(results), results, strict=True):
-        cells = {
+    lines = [
+        {
             "method": name,
             "accuracy": percent(accuracy(result)),
-            "worst client": percent(min(result["accuracy"]["per_client"].values(), default=None)),
+            "worst tenth": percent(result["accuracy"].get("worst_tenth")),
+            "below local": whole_percent(share_below(result, results, "local")),
+            "below FedAvg": whole_percent(share_below(result, results, "fedavg")),
+            "global model": percent(result["global_accuracy"]),
             "size per client": size(mean(result, "bytes_file")),
             "seconds": f"{result['seconds']:.0f}",
         }
-        table.add_row(*(cells[column] for column in kept))
+        for name, result in zip(titles(results), results, strict=True)
+    ]
+    left_out = next(names for least, names in LEFT_OUT.items() if width >= least)
+    kept = [name for name in lines[0] if name not in left_out and any(line[name] for line in lines)]
+    for name in kept:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for line in lines:
+        table.add_row(*(line[name] for name in kept))
     return table
 
 

@@ -5,14 +5,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quped import _tree
 from quped._evaluate import Score, score
 from quped._native import reusing
-from quped._rng import torch_seeded
-from quped.algorithms import AnyAlgorithm, ClientSpec, Learner
+from quped._rng import LOCK, torch_seeded
+from quped.algorithms import AnyAlgorithm, ClientSpec, Deployed, Learner
+from quped.algorithms._own_classes import none_seen, restrict, see
 from quped.data import Samples
 from quped.data.batches import draw
 from quped.errors import BadUpdateError
@@ -123,9 +125,17 @@ def initial_personal(setup: Setup, client: SimClient, shared: Any) -> Any:
     return setup.algorithm.init_personal(client.spec, shared)
 
 
+def deployed_model(setup: Setup, client: SimClient, shared: Any, personal: Any) -> Deployed:
+    """Return the model that a client uses; if the options say so, it chooses among the client's own classes."""
+    model = setup.algorithm.deploy(client.spec, shared, personal)
+    if not setup.options.own_classes:
+        return model
+    return restrict(model, client.spec, see(none_seen(client.spec), client.train.labels))
+
+
 def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any, personal: Any) -> Score:
     """Evaluate a client's deployed model on its test samples."""
-    model = setup.algorithm.deploy(client.spec, shared, personal).state
+    model = deployed_model(setup, client, shared, personal).state
     score = evaluate_model(setup, client, client.spec.network, model, test)
     if isinstance(personal, Learner) and client.name in setup.watched:
         return score._replace(weights=histogram(personal.x.params, personal.c))
@@ -138,14 +148,17 @@ def evaluate_model(setup: Setup, client: SimClient, network: Network, model: Mod
         return score(network, model, test, client.train.labels.bincount().nonzero()[:, 0])
 
 
-def evaluate_global(setup: Setup, w: ModelState) -> list[Score]:
-    """Evaluate the global model on the test samples of each client that has some."""
-    with one_thread():
-        return [
-            evaluate_model(setup, client, setup.global_network, w, client.test)
-            for client in setup.clients
-            if client.test is not None
+def evaluate_global(setup: Setup, w: ModelState) -> Score | None:
+    """Return the mean score of the global model on the test samples of each client that is evaluated, if one is."""
+    with LOCK, one_thread():
+        scores = [
+            evaluate_model(setup, setup.clients[client], setup.global_network, w, test)
+            for client, test in setup.evaluated.items()
         ]
+    if not scores:
+        return None
+    accuracy, own_classes = np.mean([(one.accuracy, one.own_classes) for one in scores], axis=0).tolist()
+    return Score(accuracy, own_classes)
 
 
 @contextmanager

@@ -52,11 +52,25 @@ class TrainingOptions:
     evaluate_every: int = field(
         default=1, metadata=_help("Epochs between two evaluations. The last round is always evaluated.")
     )
+    evaluate_clients: int | None = field(
+        default=None,
+        metadata=_help(
+            "Clients whose models are evaluated, drawn once from the seed among those with test samples; by default "
+            "all. With many clients, an evaluation of all takes longer than many rounds."
+        ),
+    )
     bad_updates: Literal["stop", "skip"] = field(
         default="stop",
         metadata=_help(
             "If a client's round gives NaN, infinity or tensors of another form: stop the run, or skip the client in "
             "this round, with a warning."
+        ),
+    )
+    own_classes: bool = field(
+        default=False,
+        metadata=_help(
+            "Deployed models choose among the classes in their client's training data only. Their last layer needs a "
+            "bias, which then says so in every file and export."
         ),
     )
     schedule_epochs: int | None = field(
@@ -81,8 +95,16 @@ def _positive(name: str, value: object) -> None:
     check(0 < number(value) < math.inf, name, "above 0 and finite", value)
 
 
+MOST = 10**9
+"""No run is longer; larger numbers cannot all be divided."""
+
+
 def _whole(low: int) -> Callable[[str, object], None]:
-    return lambda name, value: check_whole(name, value, low)
+    def rule(name: str, value: object) -> None:
+        check_whole(name, value, low)
+        check(number(value) <= MOST, name, f"at most {MOST:,}", value)
+
+    return rule
 
 
 RULES: Mapping[str, Callable[[str, object], object]] = {
@@ -97,7 +119,9 @@ RULES: Mapping[str, Callable[[str, object], object]] = {
     "finetune_epochs": _whole(0),
     "clients_per_round": _whole(1),
     "evaluate_every": _whole(1),
+    "evaluate_clients": _whole(1),
     "bad_updates": lambda name, value: check(value in ("stop", "skip"), name, "'stop' or 'skip'", value),
+    "own_classes": lambda name, value: check(isinstance(value, bool), name, "True or False", value),
     "schedule_epochs": _whole(1),
 }
 """What each option may be."""

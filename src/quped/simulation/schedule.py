@@ -25,6 +25,8 @@ class Schedule:
     evaluate_every: int
     stretch: float = 1.0
     """Epochs of the schedules of learning rate and lambda that pass in one epoch: above 1 in a shortened run."""
+    evaluate_clients: int | None = None
+    """How many clients are evaluated; None: all with test samples."""
 
     @classmethod
     def of(cls, options: TrainingOptions, sizes: Sequence[int], *, quantizes: bool) -> "Schedule":
@@ -47,6 +49,7 @@ class Schedule:
             clients_per_round=int(sampled),
             evaluate_every=int(options.evaluate_every),
             stretch=1.0 if options.schedule_epochs is None else options.schedule_epochs / options.epochs,
+            evaluate_clients=None if options.evaluate_clients is None else int(options.evaluate_clients),
         )
         if options.finetune_epochs is None and quantizes:
             return schedule._with_finetuning(max(1, round(options.epochs / 6)))
@@ -80,7 +83,8 @@ class Schedule:
         epoch = self.epoch(round_)
         phase = Phase.TRAIN if epoch < self.epochs - self.finetune_epochs else Phase.FINETUNE
         t = round_ * self.local_steps * self.stretch // self.steps_per_epoch
-        return Clock(round_, epoch, phase, t, self.lr * self.lr_decay**t)
+        progress = round_ * self.local_steps / (self.epochs * self.steps_per_epoch)
+        return Clock(round_, epoch, phase, t, self.lr * self.lr_decay**t, progress)
 
     def evaluates(self, round_: int) -> bool:
         """Say whether a round ends with an evaluation: the last one does, and the last of every n-th epoch."""

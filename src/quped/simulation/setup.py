@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from quped import _tree
-from quped._rng import torch_seeded
+from quped._rng import generator, torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec, FedAvgFT, QuPeD
+from quped.algorithms._own_classes import check_own_classes
 from quped.data import Samples
 from quped.errors import BadUpdateError, check
 from quped.models import FunctionalNetwork
@@ -77,6 +78,9 @@ class Setup:
             check_warmup(algorithm.warmup_epochs, schedule)
         if isinstance(algorithm, FedAvgFT):
             warn_of_no_round_alone(algorithm, schedule)
+        if options.own_classes:
+            for client in clients:
+                check_own_classes(client.spec, f"the network of client '{client.name}'")
         specs = {client.spec.group: replace(client.spec, sgd=options.sgd) for client in clients}
 
         def batch_size(client: SimClient) -> int:
@@ -102,9 +106,19 @@ class Setup:
         return Templates(shared, payload, personal)
 
     @cached_property
+    def evaluated(self) -> Mapping[int, Samples]:
+        """The clients that are evaluated, each with its test samples; the same ones in every evaluation of a run."""
+        tested = [i for i, client in enumerate(self.clients) if client.test is not None]
+        count = self.schedule.evaluate_clients
+        if count is not None and count < len(tested):
+            tested = sorted(generator(self.seed, "evaluate").choice(tested, count, replace=False).tolist())
+        return {i: test for i in tested if (test := self.clients[i].test) is not None}
+
+    @cached_property
     def watched(self) -> frozenset[str]:
         """The clients whose weights an evaluation keeps: the first quantized one of each of the first few groups."""
-        quantized = {client.spec.group: client.name for client in reversed(self.clients) if client.spec.bits}
+        clients = [self.clients[i] for i in reversed(list(self.evaluated))]
+        quantized = {client.spec.group: client.name for client in clients if client.spec.bits}
         return frozenset(quantized[group] for group in sorted(quantized)[:MOST_WATCHED])
 
     @cached_property
@@ -124,7 +138,11 @@ class Setup:
         training = (
             asdict(self.schedule)
             | asdict(self.options.sgd)
-            | {"batch_size": self._batch_size(), "bad_updates": self.options.bad_updates}
+            | {
+                "batch_size": self._batch_size(),
+                "bad_updates": self.options.bad_updates,
+                "own_classes": self.options.own_classes,
+            }
         )
         return {"hyperparameters": asdict(self.algorithm), "training": training}
 

@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from quped.algorithms import AnyAlgorithm, ClientSpec
 from quped.client import Client, ModelSource
 from quped.data import Samples, as_samples
 from quped.data.from_user import dtype_name
+from quped.data.samples import rows_of
 from quped.errors import InvalidValueError, NetworkError, QupedError, check
 from quped.models import FunctionalNetwork
 from quped.simulation.bits import Weights, budget_plan, client_bits, unquantized
@@ -30,9 +32,9 @@ def validate_clients(
     source = clients[0].model if global_model is None else global_model
     owner = f"client '{clients[0].name}'" if global_model is None else "the global model"
     shared = networks.make(source, owner)
-    groups: dict[Hashable, ClientSpec] = {}
-    checked = [check_client(client, algorithm, shared, networks, groups) for client in clients]
-    warn_of_unseen_classes(checked)
+    seen = Seen({}, set(), {})
+    checked = [check_client(client, algorithm, shared, networks, seen) for client in clients]
+    warn_of_unseen_classes(seen.unknown_classes)
     warn_of_unquantized(clients, checked, networks)
     return checked, shared
 
@@ -63,6 +65,7 @@ class Networks:
         self._seed = seed
         self._made: dict[int, FunctionalNetwork] = {}
         self._weights: dict[int, Weights] = {}
+        self._bits: dict[Hashable, dict[str, int]] = {}
         self._outputs: dict[Hashable, int] = {}
 
     def make(self, source: ModelSource, who: str) -> FunctionalNetwork:
@@ -79,7 +82,11 @@ class Networks:
     def bits(self, client: Client, who: str) -> dict[str, int]:
         """Return the bits of each parameter that a client quantizes."""
         network = self.make(client.model, who)
-        return client_bits(client, who, network, self.weights(client))
+        # In words, 1 and True differ, and a list is as good as any key.
+        asked = repr((client.bits, client.quantize, client.end_bits, client.per_channel))
+        if (key := (id(network), asked)) not in self._bits:
+            self._bits[key] = client_bits(client, who, network, self.weights(client))
+        return self._bits[key]
 
     def budget_bits(self, client: Client, who: str, samples: Samples, method: str) -> dict[str, int]:
         """Return the bits of each parameter with which a client's file stays within its budget."""
@@ -92,12 +99,23 @@ class Networks:
 
     def outputs(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
         """Run a network on one sample, once for each kind of input, and return the number of its outputs."""
+        if (rows := rows_of(samples)) is not None and (key := self._kind(network, rows)) in self._outputs:
+            return self._outputs[key]
         with torch_seeded(self._seed, "kind"):  # PyTorch data sets, and networks, may be random
             inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
-            key = (id(network), *((x.shape[1:], x.dtype) for x in inputs))
-            if key not in self._outputs:
+            if (key := self._kind(network, inputs)) not in self._outputs:
                 self._outputs[key] = count_outputs(network, inputs, what)
         return self._outputs[key]
+
+    def logit_bias(self, network: FunctionalNetwork, samples: Samples) -> str | None:
+        """Name the parameter that a network adds to its logits, if there is one."""
+        with torch_seeded(self._seed, "kind"):
+            inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
+        return network.logit_bias(inputs)
+
+    @staticmethod
+    def _kind(network: FunctionalNetwork, inputs: tuple[Tensor, ...]) -> Hashable:
+        return id(network), *((x.shape[1:], x.dtype) for x in inputs)
 
     def _module(self, source: ModelSource, who: str) -> nn.Module:
         made: object = source
@@ -192,25 +210,37 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:3]) + more
 
 
+class Seen(NamedTuple):
+    """What is known from the clients before: what they have in common is checked once."""
+
+    groups: dict[Hashable, ClientSpec]
+    """For each network with its bits."""
+    wholes: set[int]
+    """The ids of samples of which clients have subsets."""
+    unknown_classes: dict[str, set[int]]
+    """For each client that is tested on classes which it never sees, these."""
+
+
 def check_client(
-    client: Client,
-    algorithm: AnyAlgorithm,
-    shared: FunctionalNetwork,
-    networks: Networks,
-    groups: dict[Hashable, ClientSpec],
+    client: Client, algorithm: AnyAlgorithm, shared: FunctionalNetwork, networks: Networks, seen: Seen
 ) -> SimClient:
     """Return a client as engines run it; clients with the same network and bits share one specification."""
+    groups = seen.groups
     who = f"client '{client.name}'"
     check(isinstance(client.per_channel, bool), f"'per_channel' of {who}", "True or False", client.per_channel)
-    train = as_samples(client.train, f"training data of {who}")
-    test = None if client.test is None else as_samples(client.test, f"test data of {who}")
+    train = as_samples(client.train, f"training data of {who}", seen.wholes)
+    test = None if client.test is None else as_samples(client.test, f"test data of {who}", seen.wholes)
     network = networks.make(client.model, who)
     bits = networks.bits(client, who)
     outputs = networks.outputs(network, train, f"The network of {who}")
-    highest = int(train.labels.max())
+    classes = set(train.labels.tolist())
+    highest = max(classes)
     if test is not None:
         networks.outputs(network, test, f"The network of {who}, on its test data,")
-        highest = max(highest, int(test.labels.max()))
+        tested = set(test.labels.tolist())
+        highest = max(highest, *tested)
+        if not tested <= classes:
+            seen.unknown_classes[client.name] = tested - classes
     if highest >= outputs:
         raise NetworkError(
             f"The network of {who} has {outputs} outputs but its labels go up to {highest}: "
@@ -237,6 +267,7 @@ def check_client(
             per_channel=client.per_channel,
             has_global_network=distinction(network, shared) is None,
             head=network.head,
+            logit_bias=networks.logit_bias(network, train),
             group=len(groups),
         )
         if bits:
@@ -268,8 +299,11 @@ def distinction(a: FunctionalNetwork, b: FunctionalNetwork) -> str | None:
 
 def warn_of_unquantized(clients: Sequence[Client], checked: Sequence[SimClient], networks: Networks) -> None:
     """Warn, in one sentence, of clients whose files would be mostly float32 weights that could be quantized."""
-    pairs = zip(clients, checked, strict=True)
-    remedies = {made.name: unquantized(client, made, networks.weights(client)) for client, made in pairs}
+    told: dict[int, str | None] = {}
+    for client, made in zip(clients, checked, strict=True):
+        if made.spec.group not in told:
+            told[made.spec.group] = unquantized(client, made, networks.weights(client))
+    remedies = {made.name: told[made.spec.group] for made in checked}
     if names := [name for name, remedy in remedies.items() if remedy is not None]:
         warnings.warn(
             f"Most of the file is not quantized for {listed(names)}. {remedies[names[0]]}",
@@ -277,17 +311,12 @@ def warn_of_unquantized(clients: Sequence[Client], checked: Sequence[SimClient],
         )
 
 
-def warn_of_unseen_classes(clients: Sequence[SimClient]) -> None:
+def warn_of_unseen_classes(unseen: Mapping[str, set[int]]) -> None:
     """Warn, in one sentence, of clients that are tested on classes which they never see."""
-    unseen = {
-        client.name: sorted(set(client.test.labels.tolist()) - set(client.train.labels.tolist()))
-        for client in clients
-        if client.test is not None
-    }
-    told = [f"'{name}' ({', '.join(map(str, classes))})" for name, classes in unseen.items() if classes]
+    told = [f"'{name}' ({', '.join(map(str, sorted(classes)))})" for name, classes in list(unseen.items())[:3]]
     if told:
-        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
         warnings.warn(
-            f"Some clients are tested on classes without training samples: {', '.join(told[:3])}{more}.",
+            f"Some clients are tested on classes without training samples: {', '.join(told)}{more}.",
             stacklevel=4,  # whoever makes a Federation
         )

@@ -1,5 +1,6 @@
 """Images of a stored data set, as batches that networks take."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +26,15 @@ class ImageSamples:
         self, file: Path, half: str, mean: tuple[float, ...], std: tuple[float, ...], *, augment: bool = False
     ) -> None:
         """Map `half` ("train" or "test") of the data set stored in `file`."""
-        tensors = store.read(file).tensors
+        tensors, checksum, _ = store.read(file)
         self.images, self.labels = tensors[f"{half}_images"], tensors[f"{half}_labels"]
         self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) * 255 for values in (mean, std))
         self._augment = augment
-        self._reference = file, half, mean, std, augment
+        self._reference = partial(ImageSamples, file, half, mean, std, augment=augment), file, checksum
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel without the pixels."""
-        return restored, self._reference
+        return store.reopened, self._reference
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -46,11 +47,6 @@ class ImageSamples:
             images = flipped_and_shifted(images, rng)
         scaled = images.to(torch.get_default_dtype())
         return Batch((scaled.sub_(self._mean).div_(self._std),), self.labels[indices])
-
-
-def restored(file: Path, half: str, mean: tuple[float, ...], std: tuple[float, ...], augment: bool) -> ImageSamples:
-    """Map the images of a reference that came from another process."""
-    return ImageSamples(file, half, mean, std, augment=augment)
 
 
 def flipped_and_shifted(images: Tensor, rng: np.random.Generator) -> Tensor:

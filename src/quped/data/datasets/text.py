@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,14 +46,14 @@ class TextSamples:
 
     def __init__(self, file: Path, half: str) -> None:
         """Map `half` ("train" or "test") of the data set stored in `file`."""
-        tensors = store.read(file).tensors
+        tensors, checksum, _ = store.read(file)
         self.labels = tensors[f"{half}_labels"]
         self._tokens, self._offsets = tensors[f"{half}_tokens"], tensors[f"{half}_offsets"]
-        self._file, self._half = file, half
+        self._reference = partial(TextSamples, file, half), file, checksum
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel without the tokens."""
-        return TextSamples, (self._file, self._half)
+        return store.reopened, self._reference
 
     def __len__(self) -> int:
         """Return the number of texts."""

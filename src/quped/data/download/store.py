@@ -1,7 +1,9 @@
 """The cache: one complete file per data set, memory-mapped so that all processes share one copy."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +16,8 @@ from quped.errors import DataError
 
 FORMAT = "1"
 """Changes with the meaning of the stored tensors; a file of another format is fetched again."""
+
+T = TypeVar("T")
 
 Tensors = dict[str, Tensor]
 
@@ -34,6 +38,19 @@ def stored_file(name: str) -> Path:
     return cache_folder() / f"{name}.safetensors"
 
 
+class NotHereError(DataError):
+    """A data set of which another process sent the name is not in that file here."""
+
+    @property
+    def file(self) -> Path:
+        """The file."""
+        return Path(self.args[0])
+
+    def __str__(self) -> str:
+        """Return what is wrong."""
+        return f"{self.file} is not here, or has other content than elsewhere."
+
+
 def write(file: Path, tensors: Tensors, source: str, scratch: Path) -> None:
     """Store tensors: `file` is replaced in one step, by way of the folder `scratch` on the same disk."""
     metadata = {"format": FORMAT, "checksum": tensor_digest(tensors), "source": source}
@@ -43,6 +60,8 @@ def write(file: Path, tensors: Tensors, source: str, scratch: Path) -> None:
 
 def read(file: Path) -> Stored:
     """Map a stored data set into memory. Its bytes are compared with its checksum, once per process and file."""
+    if file in HELD:
+        return HELD[file]
     name = file.stem
     remedy = f"get it again with `quped data fetch {name}`"
     try:
@@ -68,3 +87,20 @@ def read(file: Path) -> Stored:
 
 VERIFIED: dict[tuple[Path, int, int, int], str] = {}
 """The digests that this process computed, by file, inode, size and time of the last change."""
+
+
+def hold(file: Path, checksum: str, tensors: Tensors) -> None:
+    """Have a data set in this process as if it were in a file: on another machine than the one that has it."""
+    HELD[file] = Stored(tensors, checksum, source="another machine")
+
+
+HELD: dict[Path, Stored] = {}
+"""Data sets that this process was given."""
+
+
+def reopened(make: Callable[[], T], file: Path, checksum: str) -> T:
+    """Return samples of which another process sent the name: `make` maps the file, which must be the same here."""
+    with suppress(DataError):
+        if read(file).checksum == checksum:
+            return make()
+    raise NotHereError(str(file))

@@ -1,6 +1,7 @@
 """What every engine can do."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from quped import _tree
 from quped._evaluate import Score
 from quped.algorithms import Deployed
-from quped.errors import RunError
+from quped.errors import QupedError, RunError
 from quped.typing import Clock
 
 
@@ -24,19 +25,19 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, shared: Any) -> dict[int, Score]:
-        """Evaluate each client's deployed model on its own test samples, if it has some."""
+        """Evaluate the deployed model of each client in `setup.evaluated` on its own test samples."""
         ...
 
-    def states(self) -> dict[int, Any]:
-        """Return the personal state of every client that took part."""
+    def states(self) -> Mapping[int, Any]:
+        """Return the personal state of every client that took part; it may be read when it is asked for."""
         ...
 
     def restore(self, states: Mapping[int, Any]) -> None:
-        """Continue from such states."""
+        """Continue from such states; other clients keep theirs."""
         ...
 
     def close(self) -> None:
-        """Release processes and files."""
+        """End all processes. States stay: `deploy` still works."""
         ...
 
 
@@ -47,8 +48,23 @@ def average(updates: Iterable[tuple[Any, float]], clock: Clock) -> tuple[Any, fl
     """
     total, losses = None, list[float]()
     for payload, loss in updates:
-        total = payload if total is None else _tree.map_leaves(torch.add, total, payload)
+        if total is None:
+            total = _tree.map_leaves(torch.clone, payload)
+        else:
+            _tree.map_leaves(torch.Tensor.add_, total, payload)
         losses.append(loss)
     if not losses:
         raise RunError(f"No client of round {clock.round + 1} gave an update that can be used.")
     return _tree.map_leaves(lambda leaf: leaf / len(losses), total), sum(losses) / len(losses)
+
+
+def reported(do: Callable[[], Any]) -> Any:
+    """Do something in a worker; return its result, or an error that survives the way to the engine, which raises it."""
+    try:
+        return do()
+    except QupedError as error:  # with the place that a pickle leaves out
+        if error.__cause__ is not None:
+            error.add_note("".join(traceback.format_exception(error.__cause__)))
+        return error
+    except Exception:  # of ours: its pickle may not be readable
+        return RuntimeError(traceback.format_exc())

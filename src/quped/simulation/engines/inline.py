@@ -6,7 +6,7 @@ from typing import Any
 from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.errors import BadUpdateError
-from quped.simulation.client_round import evaluate_client, initial_personal, one_thread, run_client
+from quped.simulation.client_round import deployed_model, evaluate_client, initial_personal, one_thread, run_client
 from quped.simulation.engines.base import average
 from quped.simulation.setup import Setup
 from quped.typing import Clock
@@ -43,16 +43,14 @@ class InlineEngine:
 
     def deploy(self, shared: Any, client: int) -> Deployed:
         """Return the model that a client uses now."""
-        spec = self._setup.clients[client].spec
-        return self._setup.algorithm.deploy(spec, shared, self.personal(shared, client))
+        return deployed_model(self._setup, self._setup.clients[client], shared, self.personal(shared, client))
 
     def evaluate(self, shared: Any) -> dict[int, Score]:
-        """Evaluate each client's deployed model on its own test samples, if it has some."""
+        """Evaluate the deployed model of each client that is evaluated on its own test samples."""
         with one_thread():
             return {
-                i: evaluate_client(self._setup, client, client.test, shared, self.personal(shared, i))
-                for i, client in enumerate(self._setup.clients)
-                if client.test is not None
+                i: evaluate_client(self._setup, self._setup.clients[i], test, shared, self.personal(shared, i))
+                for i, test in self._setup.evaluated.items()
             }
 
     def states(self) -> dict[int, Any]:
@@ -60,8 +58,8 @@ class InlineEngine:
         return dict(self._personal)
 
     def restore(self, states: Mapping[int, Any]) -> None:
-        """Continue from such states."""
-        self._personal = dict(states)
+        """Continue from such states; other clients keep theirs."""
+        self._personal |= states
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

@@ -1,24 +1,27 @@
 """The engine for all cores: one worker process per core, one thread each. The result is that of the inline engine.
 
 Only numbers cross the borders between processes. States lie in memory-mapped files that all of them see: the shared
-state, one row of payload for each client of a round, and two rows of personal state for each client. A worker writes
-the row that is not in use; once it has reported, the engine takes that row. So a worker that dies leaves nothing
-half-written, and its client's round is computed again, with the same result.
+state, one row of payload for each client of a round, and a row of personal state for each client that took part. A
+worker writes to a spare row; once it has reported, the engine takes that row, and the one before is spare. So a worker
+that dies leaves nothing half-written, and its client's round is computed again, with the same result.
 """
 
 import ctypes
+import gc
+import math
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import traceback
+import time
 import warnings
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,13 +30,14 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from quped import _tree
+from quped._computed import Computed
 from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.data import Samples
-from quped.errors import BadUpdateError, QupedError, RunError, check
-from quped.simulation.client_round import evaluate_client, initial_personal, run_client
+from quped.errors import BadUpdateError, RunError, check
+from quped.simulation.client_round import deployed_model, evaluate_client, initial_personal, run_client
 from quped.simulation.engines._shared_rows import Rows
-from quped.simulation.engines.base import average
+from quped.simulation.engines.base import average, reported
 from quped.simulation.setup import Setup
 from quped.typing import Clock
 
@@ -51,10 +55,10 @@ class Job(NamedTuple):
     """The round to run; None to evaluate."""
     source: int | None
     """The row of its personal state; None if it has none yet."""
-    target: int
-    """The row in which its personal state is put."""
-    position: int
-    """The row in which its payload is put."""
+    target: int = 0
+    """The row in which a round puts its personal state."""
+    position: int = 0
+    """The row in which a round puts its payload."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Board:
     shared: Rows
     payloads: Rows
     personal: Mapping[int, Rows]
-    """For each group of clients a file, in which each client has two rows."""
+    """For each group of clients a file with a row for each of them, and spare ones for those of a round."""
 
     def rows(self, client: int) -> Rows:
         """Return the file with a client's states."""
@@ -92,40 +96,80 @@ class Board:
 
 
 def lay_out(setup: Setup) -> Board:
-    """Make the files, in the forms of the states that they hold; reserve the space that a run surely uses."""
-    templates = setup.templates
+    """Make the files, in the forms of the states that they hold. Space for personal states is reserved when needed."""
+    templates, sampled = setup.templates, setup.schedule.clients_per_round
     sizes = Counter(client.spec.group for client in setup.clients)
-    everyone = setup.schedule.clients_per_round == len(setup.clients)
-    try:
+    with naming_space():
         board = Board(
             setup=setup,
-            shared=unnamed_rows(templates.shared, 1, reserve=True),
-            payloads=unnamed_rows(templates.payload, setup.schedule.clients_per_round, reserve=True),
+            shared=unnamed_rows(templates.shared, 1),
+            payloads=unnamed_rows(templates.payload, sampled),
             personal={
-                group: unnamed_rows(template, 2 * sizes[group], reserve=everyone)
+                group: unnamed_rows(template, sizes[group] + min(sampled, sizes[group]))
                 for group, template in templates.personal.items()
             },
         )
-    except (OSError, RuntimeError) as error:  # PyTorch's, of a file that it cannot map
-        raise RunError(f"The states of the clients cannot be kept in temporary files: {error}. {REMEDY}") from error
-    needed = sum(rows.size for rows in (board.shared, board.payloads, *board.personal.values()))
-    folder = tempfile.gettempdir()
-    free = shutil.disk_usage(folder).free
-    if not everyone and needed > free:
-        raise RunError(
-            f"The states of all clients may take {needed / 1e9:.1f} GB, and the folder for temporary files, "
-            f"{folder}, has {free / 1e9:.1f} GB left. {REMEDY}"
-        )
+        board.shared.reserve(0, 1)
+        board.payloads.reserve(0, sampled)
+    check_space(setup, sizes, {group: rows.stride for group, rows in board.personal.items()})
     return board
 
 
-def unnamed_rows(template: Any, count: int, *, reserve: bool) -> Rows:
+def check_space(setup: Setup, sizes: Mapping[int, int], strides: Mapping[int, int]) -> None:
+    """Raise if the states of the clients that probably take part have no place: better now than after hours."""
+    share = setup.schedule.clients_per_round / len(setup.clients)
+    taking_part = 1 - (1 - share) ** setup.schedule.rounds
+    needed = sum(sizes[group] * (taking_part + share) * stride for group, stride in strides.items())
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise RunError(
+            f"The states of the clients that take part will need about {needed / 1e9:.1f} GB, and the folder for "
+            f"temporary files, {folder}, has {free / 1e9:.1f} GB left. {REMEDY}"
+        )
+
+
+def unnamed_rows(template: Any, count: int) -> Rows:
     """Make rows in a temporary file without a name, mapped here and in every fork: however this ends, it is gone."""
     with tempfile.TemporaryFile(prefix="quped-") as file:
-        return Rows(Path(f"/dev/fd/{file.fileno()}"), template, count, reserve=reserve)
+        return Rows(Path(f"/dev/fd/{file.fileno()}"), template, count)
+
+
+@contextmanager
+def naming_space() -> Iterator[None]:
+    """Let errors within the block tell that states found no place, and what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # PyTorch's, of a file that it cannot map
+        raise RunError(f"The states of the clients cannot be kept in temporary files: {error}. {REMEDY}") from error
 
 
 REMEDY = "Let the environment variable TMPDIR name a folder on a larger disk, or use workers=0."
+
+
+class Pool:
+    """The rows of a group: which of them are spare. There are no more than were needed at once."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._spare: list[int] = []
+        self._reserved = 0
+
+    def provide(self, count: int) -> None:
+        """Have at least so many spare rows, whose space is reserved."""
+        if (missing := count - len(self._spare)) > 0:
+            with naming_space():
+                self._rows.reserve(self._reserved, missing)
+            self._spare.extend(range(self._reserved, self._reserved + missing))
+            self._reserved += missing
+
+    def take(self) -> int:
+        """Return a spare row, which is now in use."""
+        return self._spare.pop()
+
+    def give(self, row: int) -> None:
+        """Take back a row that is not used any more."""
+        self._spare.append(row)
 
 
 @dataclass
@@ -136,6 +180,8 @@ class Worker:
     pipe: Connection
     job: Job | None = None
     attempts: int = 0
+    began: float = 0.0
+    """When it was given its job."""
 
 
 class ProcessEngine:
@@ -149,34 +195,41 @@ class ProcessEngine:
         if multiprocessing.current_process().daemon:
             raise RunError("This process is a worker itself, and may not start others: use workers=0.")
         self._board = lay_out(setup)
-        seen: Counter[int] = Counter()
-        self._first_row = []
-        for client in setup.clients:
-            self._first_row.append(2 * seen[client.spec.group])
-            seen[client.spec.group] += 1
+        self._pools = {group: Pool(rows) for group, rows in self._board.personal.items()}
         self._in_use: dict[int, int] = {}
         """For each client that took part, the row of its state."""
+        self._seconds: dict[Hashable, float] = {}
+        """How long the last job of each kind took."""
         count = min(workers, len(setup.clients))
         self._workers = [Worker(*start_process(self._board)) for _ in range(count)]
 
     def run_round(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
         """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
         self._board.shared.write(0, shared)
-        jobs = [self._job(client, clock.round, position) for position, client in enumerate(chosen)]
-        done = []
-        for job, loss in zip(jobs, self._all(jobs), strict=True):
-            if isinstance(loss, BadUpdateError):
-                self._board.setup.handle_bad_update(loss)
-            else:
-                done.append((job, loss))
-        self._in_use |= {job.client: job.target for job, _ in done}
-        return average(((self._board.payloads.read(job.position), loss) for job, loss in done), clock)
+        self._provide(chosen)
+        jobs = [
+            Job(client, clock.round, self._in_use.get(client), self._pool(client).take(), position)
+            for position, client in enumerate(chosen)
+        ]
+
+        def updates() -> Iterator[tuple[Any, float]]:
+            for job, loss in self._done(jobs):
+                if isinstance(loss, BadUpdateError):
+                    self._pool(job.client).give(job.target)
+                    self._board.setup.handle_bad_update(loss)
+                else:
+                    if job.source is not None:
+                        self._pool(job.client).give(job.source)
+                    self._in_use[job.client] = job.target
+                    yield self._board.payloads.read(job.position), loss
+
+        return average(updates(), clock)
 
     def evaluate(self, shared: Any) -> dict[int, Score]:
-        """Evaluate each client's deployed model on its own test samples, if it has some."""
+        """Evaluate the deployed model of each client that is evaluated on its own test samples."""
         self._board.shared.write(0, shared)
-        tested = [i for i, client in enumerate(self._board.setup.clients) if client.test is not None]
-        return dict(zip(tested, self._all([self._job(client, None, 0) for client in tested]), strict=True))
+        jobs = [Job(client, None, self._in_use.get(client)) for client in self._board.setup.evaluated]
+        return {job.client: score for job, score in self._done(jobs)}
 
     def personal(self, shared: Any, client: int) -> Any:
         """Return a copy of a client's own state; before its first round, its initial state."""
@@ -185,53 +238,76 @@ class ProcessEngine:
     def deploy(self, shared: Any, client: int) -> Deployed:
         """Return the model that a client uses now."""
         setup = self._board.setup
-        return setup.algorithm.deploy(setup.clients[client].spec, shared, self.personal(shared, client))
+        return deployed_model(setup, setup.clients[client], shared, self.personal(shared, client))
 
-    def states(self) -> dict[int, Any]:
+    def states(self) -> Mapping[int, Any]:
         """Return the personal state of every client that took part; its tensors are views of the files."""
-        return {client: self._board.rows(client).read(row) for client, row in self._in_use.items()}
+        return Computed(self._in_use, lambda client: self._board.rows(client).read(self._in_use[client]))
 
     def restore(self, states: Mapping[int, Any]) -> None:
-        """Continue from such states."""
+        """Continue from such states; other clients keep theirs."""
+        new = [client for client in states if client not in self._in_use]
+        self._provide(new)
+        self._in_use |= {client: self._pool(client).take() for client in new}
         for client, state in states.items():
-            self._in_use[client] = self._first_row[client]
-            self._board.rows(client).write(self._first_row[client], state)
+            self._board.rows(client).write(self._in_use[client], state)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers. The files stay as long as this object."""
         for worker in self._workers:
             worker.process.kill()
             worker.process.join()
             worker.pipe.close()
         self._workers = []
 
-    def _job(self, client: int, round_: int | None, position: int) -> Job:
-        source, first = self._in_use.get(client), self._first_row[client]
-        return Job(client, round_, source, first + 1 if source == first else first, position)
+    def _pool(self, client: int) -> Pool:
+        return self._pools[self._board.setup.clients[client].spec.group]
 
-    def _all(self, jobs: Sequence[Job]) -> list[Any]:
-        """Have all jobs done and return their results in this order; of a round that went wrong, its BadUpdateError."""
-        # The largest clients go first: then those that are done last are small, and no worker waits long for another.
-        waiting = sorted(jobs, key=lambda job: len(self._board.setup.clients[job.client].train))
-        results: dict[int, Any] = {}
-        while len(results) < len(jobs):
-            for worker in self._workers:
-                if worker.job is None and waiting:
-                    worker.job = waiting.pop()
-                    worker.attempts = 1
-                    send(worker)
-            for ready in wait([worker.pipe for worker in self._workers if worker.job is not None]):
-                worker = next(w for w in self._workers if w.pipe is ready)
-                try:
-                    result = worker.pipe.recv()
-                except (EOFError, ConnectionError):
-                    self._revive(worker)
-                    continue
-                if isinstance(result, Exception) and not isinstance(result, BadUpdateError):
-                    raise result
-                results[cast(Job, worker.job).client] = result
-                worker.job = None
-        return [results[job.client] for job in jobs]
+    def _provide(self, clients: Iterable[int]) -> None:
+        """Have a spare row for each of these clients."""
+        for group, count in Counter(self._board.setup.clients[client].spec.group for client in clients).items():
+            self._pools[group].provide(count)
+
+    def _kind(self, job: Job) -> Hashable:
+        """Return what the time of a job depends on."""
+        client = self._board.setup.clients[job.client]
+        if job.round is None:
+            return client.spec.group, "evaluation", len(self._board.setup.evaluated[job.client])
+        return client.spec.group, "round", min(client.batch_size, len(client.train))
+
+    def _done(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
+        """Have all jobs done; yield each, in this order, with its result: of a bad round, its BadUpdateError.
+
+        The first ones are used while the others are computed.
+        """
+        # The longest go first: then those that are done last are short, and no worker waits long for another.
+        longest = sorted(jobs, key=lambda job: self._seconds.get(self._kind(job), math.inf), reverse=True)
+        waiting, results = deque(longest), dict[int, Any]()
+        for job in jobs:
+            while job.client not in results:
+                self._advance(waiting, results)
+            yield job, results.pop(job.client)
+
+    def _advance(self, waiting: deque[Job], results: dict[int, Any]) -> None:
+        """Give jobs to idle workers, and wait until one of them has a result."""
+        for worker in self._workers:
+            if worker.job is None and waiting:
+                worker.job = waiting.popleft()
+                worker.attempts = 1
+                worker.began = time.perf_counter()
+                send(worker)
+        for ready in wait([worker.pipe for worker in self._workers if worker.job is not None]):
+            worker = next(w for w in self._workers if w.pipe is ready)
+            try:
+                result = worker.pipe.recv()
+            except (EOFError, ConnectionError):
+                self._revive(worker)
+                continue
+            if isinstance(result, Exception) and not isinstance(result, BadUpdateError):
+                raise result
+            job, worker.job = cast(Job, worker.job), None
+            self._seconds[self._kind(job)] = time.perf_counter() - worker.began
+            results[job.client] = result
 
     def _revive(self, worker: Worker) -> None:
         """Replace a worker that died, and give its job to the new one."""
@@ -288,6 +364,7 @@ def serve(pipe: Connection, board: Board, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process decides what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    gc.freeze()  # what was there before: a collection would copy the pages of a hundred thousand clients
     while True:
         while not pipe.poll(ORPHAN_CHECK_SECONDS):
             if os.getppid() != parent:
@@ -296,16 +373,7 @@ def serve(pipe: Connection, board: Board, parent: int) -> None:
             job = pipe.recv()
         except (EOFError, ConnectionError):
             return
-        try:
-            result = board.do(job)
-        except QupedError as error:  # told to the engine, which raises it, with the place that a pickle leaves out
-            if error.__cause__ is not None:
-                error.add_note("".join(traceback.format_exception(error.__cause__)))
-            pipe.send(error)
-        except Exception:  # of ours: its pickle may not be readable
-            pipe.send(RuntimeError(traceback.format_exc()))
-        else:
-            pipe.send(result)
+        pipe.send(reported(partial(board.do, job)))
 
 
 def die_with_parent() -> None:

@@ -74,7 +74,7 @@ class VmapEngine:
                         self._setup.handle_bad_update(error)
                     else:
                         done[number] = outcome
-        self._inline.restore(self._inline.states() | {number: personal for number, (personal, _, _) in done.items()})
+        self._inline.restore({number: personal for number, (personal, _, _) in done.items()})
         return average((done[number][1:] for number in chosen if number in done), clock)
 
     def deploy(self, shared: Any, client: int) -> Deployed:
@@ -82,15 +82,15 @@ class VmapEngine:
         return self._inline.deploy(shared, client)
 
     def evaluate(self, shared: Any) -> dict[int, Score]:
-        """Evaluate each client's deployed model on its own test samples, if it has some."""
+        """Evaluate the deployed model of each client that is evaluated on its own test samples."""
         return self._inline.evaluate(shared)
 
-    def states(self) -> dict[int, Any]:
+    def states(self) -> Mapping[int, Any]:
         """Return the personal state of every client that took part."""
         return self._inline.states()
 
     def restore(self, states: Mapping[int, Any]) -> None:
-        """Continue from such states."""
+        """Continue from such states; other clients keep theirs."""
         self._inline.restore(states)
 
     def close(self) -> None:

@@ -1,0 +1,217 @@
+"""QuPeD+, ours: QuPeD's idea with a teacher that has learned, and with a common start.
+
+Parts of it: FedAvg (McMahan et al., 2017); the gradient straight through the quantizer (Bengio, Leonard and Courville,
+2013); center steps scaled by the size of a layer, as those of the step size in LSQ (Esser et al., Learned Step Size
+Quantization, 2020); distillation and personal centers (QuPeD)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quped import _tree
+from quped._losses import cross_entropy, distillation
+from quped.algorithms import _algorithm1
+from quped.algorithms._algorithm1 import Learner, Problem
+from quped.algorithms._autodiff import gradient, pullback
+from quped.algorithms._own_classes import class_prior, none_seen, restrict, see
+from quped.algorithms.base import ClientSpec, Deployed, GlobalNetwork, send
+from quped.algorithms.quantization import Quantization
+from quped.errors import check, check_number
+from quped.typing import Batch, Clock, LossFn, Metrics, ModelState, Params, Phase
+
+TOGETHER, QUANTIZED, ALONE = 0, 1, 2
+"""The stages of a run."""
+
+
+class Shared(NamedTuple):
+    """w, the teacher, and x, the common model; they are one until clients quantize."""
+
+    w: ModelState
+    x: ModelState
+
+
+class Personal(NamedTuple):
+    """The client's own model; the stage of its last round, which says how much of it is in use; the classes it has."""
+
+    learner: Learner
+    stage: Tensor
+    seen: Tensor
+
+
+class Work(NamedTuple):
+    """x_i with c_i; w_i with its velocity of this round; the classes that the client has seen."""
+
+    learner: Learner
+    w: ModelState
+    velocity: Params
+    seen: Tensor
+
+
+class Payload(NamedTuple):
+    """w_i or x_i times `learned`, which is 0 if the client has no common model of this stage, and the stage."""
+
+    model: ModelState
+    learned: Tensor
+    stage: Tensor
+
+
+@dataclass(frozen=True)
+class QuPeDPlus:
+    """Three stages, by the share of the run that is done:
+
+    1. Together, up to `together`: FedAvg. w_i <- w_i - lr grad f_i(w_i); w <- mean of w_i.
+    2. Quantized together, up to `common`: w stays and teaches. From x = w,
+       x_i <- x_i - lr grad F_i(Q_ci(x_i)), straight through Q, and for centers of n weights
+       c_i <- c_i - lr kappa / sqrt(n) grad_c F_i(Q_ci(x_i)); x <- mean of x_i.
+       Every client has its own centers, so bit-widths may differ.
+    3. Alone: the same steps from x, which no longer changes. In the fine-tuning phase weights sit on their centers.
+
+    F_i = (1 - lambda_p) f_i(x) + lambda_p D_KL(s(w) || s(x)), in which s chooses among the classes of client i only.
+    The model that it deploys does so, too. In stages 2 and 3 the learning rate falls linearly to 0.
+
+    A client with another network than the global one learns its own x_i by the same F_i through all stages, in full
+    precision in the first, and takes part in w.
+    """
+
+    together: float = 0.7
+    """The share of the run in which w learns from labels."""
+    common: float = 0.9
+    """The share of the run after which every client is alone. Fine-tuning is alone in any case."""
+    lambda_p: float = 0.7
+    """lambda_p, the share of distillation in a client's loss."""
+    lr_boost: float = 1.0
+    """The factor on the learning rate where stage 2 begins."""
+    center_lr_ratio: float = 0.1
+    """kappa."""
+    own_classes: bool = True
+    """Whether models choose among the classes in their client's training data only."""
+
+    name: ClassVar[str] = "qupedplus"
+    quantizes: ClassVar[bool] = True
+    global_network: ClassVar[GlobalNetwork] = "any"
+    batches_per_step: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_number("together of QuPeDPlus", self.together, 0, 1)
+        check_number("common of QuPeDPlus", self.common, self.together, 1)
+        check_number("lambda_p of QuPeDPlus", self.lambda_p, 0, 1)
+        check_number("lr_boost of QuPeDPlus", self.lr_boost, 0)
+        check_number("center_lr_ratio of QuPeDPlus", self.center_lr_ratio, 0)
+        check(isinstance(self.own_classes, bool), "own_classes of QuPeDPlus", "True or False", self.own_classes)
+
+    @property
+    def quantization(self) -> Quantization:
+        """How centers move, in the terms of Algorithm 1."""
+        return Quantization(center_lr_ratio=self.center_lr_ratio)
+
+    def stage(self, clock: Clock) -> int:
+        """Return the stage of a round."""
+        if clock.phase is Phase.FINETUNE or clock.progress >= self.common:
+            return ALONE
+        return TOGETHER if clock.progress < self.together else QUANTIZED
+
+    def lr(self, clock: Clock) -> float:
+        """Return the learning rate of stages 2 and 3."""
+        left = (1 - clock.progress) / (1 - self.together) if self.together < 1 else 0.0
+        return clock.lr * self.lr_boost * min(left, 1.0)
+
+    def init_shared(self, spec: ClientSpec) -> Shared:
+        """Start from the global network's weights."""
+        return Shared(spec.global_initial, spec.global_initial)
+
+    def init_personal(self, spec: ClientSpec, shared: Shared) -> Personal:
+        """Return a model of which nothing is in use but, where the network is another one, its weights."""
+        seen = none_seen(spec) if self.own_classes else torch.zeros(0, dtype=torch.bool)
+        return Personal(_algorithm1.begin(spec), torch.tensor(TOGETHER), seen)
+
+    def start(self, spec: ClientSpec, shared: Shared, personal: Personal, clock: Clock) -> Work:
+        """w_i = w. From stage 2 on, x_i is the client's present model."""
+        learner = personal.learner
+        if self.stage(clock) != TOGETHER:
+            learner = _algorithm1.resume(own_model(spec, shared, personal), clock, self.quantization.assignment)
+        return Work(learner, shared.w, spec.sgd.init(shared.w.params), personal.seen)
+
+    def step(self, spec: ClientSpec, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
+        """Take one step on w_i, on x_i, or, with another network and together, on both."""
+        (batch,) = batches
+        seen = see(work.seen, batch.labels) if self.own_classes else work.seen
+        if self.stage(clock) == TOGETHER:
+            return self._learn_together(spec, work._replace(seen=seen), batch, clock)
+        with torch.no_grad():
+            teacher = spec.global_network(work.w.params, work.w.buffers, batch.inputs, train=False)[0]
+        loss = self._loss(teacher, batch.labels, seen)
+        problem = Problem(spec, self.quantization, batch.inputs, loss, clock._replace(lr=self.lr(clock)))
+        learner, value = _algorithm1.step_through(problem, work.learner)
+        return work._replace(learner=learner, seen=seen), {"loss": value}
+
+    def _learn_together(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Work, Metrics]:
+        """Step w_i along its gradient; another network learns from labels and from w_i, in full precision."""
+        w, learner = work.w, work.learner
+        logits, pull_back, buffers = pullback(
+            lambda params: spec.global_network(params, w.buffers, batch.inputs, train=True), w.params
+        )
+        by_logits, value, _ = gradient(lambda outputs: (cross_entropy(outputs, batch.labels), {}), logits)
+        params, velocity = spec.sgd.step(w.params, pull_back(by_logits), work.velocity, clock.lr)
+        if not spec.has_global_network:
+            problem = Problem(spec, self.quantization, batch.inputs, self._loss(logits, batch.labels, work.seen), clock)
+            learner, value = _algorithm1.step_weights(problem, learner, None)
+        return Work(learner, ModelState(params, buffers), velocity, work.seen), {"loss": value}
+
+    def _loss(self, teacher: Tensor, labels: Tensor, seen: Tensor) -> LossFn:
+        """Return F_i as a function of the logits."""
+        prior = class_prior(seen) if self.own_classes else torch.zeros(())
+
+        def loss(logits: Tensor) -> Tensor:
+            divergence = distillation(teacher + prior, logits + prior, trains="student")
+            return (1 - self.lambda_p) * cross_entropy(logits + prior, labels) + self.lambda_p * divergence
+
+        return loss
+
+    def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Payload]:
+        """Send w_i together, x_i quantized together, and alone nothing of use. What is sent is not kept."""
+        stage, learner, model = self.stage(clock), work.learner, work.w
+        sends_x = stage == QUANTIZED and spec.has_global_network
+        if sends_x:
+            # The buffers of the quantized model are those that count.
+            model = ModelState(learner.x.params, learner.q_buffers) if learner.c else learner.x
+            learner = with_centers(spec, spec.initial, learner.c)
+        learned = float(stage == TOGETHER or sends_x)
+        sent = _tree.map_leaves(lambda leaf: leaf * learned, send(model).w)
+        payload = Payload(sent, torch.tensor(learned), torch.tensor(float(stage)))
+        return Personal(learner, torch.tensor(stage), work.seen), payload
+
+    def server_update(self, shared: Shared, mean: Payload) -> Shared:
+        """w and x, or x alone, are the mean over the clients that learned it. Alone they stay."""
+        if not mean.learned:
+            return shared
+        model = _tree.map_leaves(lambda leaf: leaf / mean.learned, mean.model)
+        model = ModelState(model.params, {**shared.x.buffers, **model.buffers})
+        return Shared(model if mean.stage == TOGETHER else shared.w, model)
+
+    def deploy(self, spec: ClientSpec, shared: Shared, personal: Personal) -> Deployed:
+        """Q_ci(x_i), which chooses among the client's own classes."""
+        model = _algorithm1.deployed(own_model(spec, shared, personal), self.quantization.assignment)
+        return restrict(model, spec, personal.seen) if self.own_classes else model
+
+
+def own_model(spec: ClientSpec, shared: Shared, personal: Personal) -> Learner:
+    """Return the client's present model, quantized: until it was alone, the common one; its centers once it has some.
+
+    With another network, its weights are its own from the beginning.
+    """
+    learner, follows = personal.learner, spec.has_global_network
+    x = shared.x if follows else learner.x
+    return _tree.choose(
+        personal.stage == TOGETHER,
+        lambda: _algorithm1.begin_learned(spec, x),
+        lambda: _tree.choose(
+            (personal.stage == QUANTIZED) & follows, lambda: with_centers(spec, x, learner.c), lambda: learner
+        ),
+    )
+
+
+def with_centers(spec: ClientSpec, x: ModelState, c: Params) -> Learner:
+    """Return a learner that begins with these weights and centers."""
+    return Learner(x, c, x.buffers if c else {}, spec.sgd.init(x.params))
