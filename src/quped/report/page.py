@@ -157,12 +157,9 @@ def table_of(curve: Sequence[Values], names: Sequence[str]) -> Table:
 
 def listed(values: Table) -> Any:
     """Return accuracies with the digits that a picture needs; None for those that are not there."""
-    found = values.round(4)
-    return (
-        found.tolist()
-        if np.isfinite(found).all()
-        else np.where(np.isfinite(found), found.astype(object), None).tolist()
-    )
+    found = values.round(4).astype(object)
+    found[~np.isfinite(values)] = None
+    return found.tolist()
 
 
 def is_validated(run: Run) -> bool:

@@ -137,8 +137,9 @@ def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any,
     """Evaluate a client's deployed model on its test samples."""
     model = deployed_model(setup, client, shared, personal).state
     score = evaluate_model(setup, client, client.spec.network, model, test)
-    if isinstance(personal, Learner) and client.name in setup.watched:
-        return score._replace(weights=histogram(personal.x.params, personal.c))
+    learner = getattr(personal, "learner", personal)
+    if isinstance(learner, Learner) and client.name in setup.watched:
+        return score._replace(weights=histogram(learner.x.params, learner.c))
     return score
 
 
