@@ -24,6 +24,7 @@ import dataclasses
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import os
 import random
@@ -44,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from quped import Client, FedAvg, Federation, QuPeD, load, save
 from quped._digest import tensor_digest
@@ -61,9 +63,11 @@ from quped.paper.records import find_record
 from quped.paper.runs import PaperRun, paper_runs
 from quped.paper.table import load_table
 from quped.records import Checkpoints, RunRecord, write_json
+from quped.records.checkpoints import PARTS
+from quped.records.checkpoints import read as read_checkpoint
 
 PATIENCE = 120.0
-"""Seconds after which a run hangs."""
+"""Seconds after which a run hangs: of computing, or without any. On a busy machine it may take longer otherwise."""
 
 EXPERIMENT = """
 [data]
@@ -461,12 +465,25 @@ class Child:
 
     def finish(self) -> int:
         """Wait for the end; a process that takes too long hangs."""
-        code = self.wait(PATIENCE)
-        if code is None:
-            os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            raise HangError(f"still running after {PATIENCE:.0f} s")
+        seen, since = 0.0, time.monotonic()
+        while (code := self.wait(1.0)) is None:
+            spent = self.computed()
+            if spent > seen + 0.02:
+                seen, since = spent, time.monotonic()
+            if spent > PATIENCE or time.monotonic() > since + PATIENCE:
+                os.killpg(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise HangError(f"still running after {spent:.0f} s of computing")
         return code
+
+    def computed(self) -> float:
+        """Return the seconds that its processes have computed so far."""
+        ticks = 0
+        for pid in self.members():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += sum(map(int, words[11:15]))
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def members(self) -> list[int]:
         """Return the processes of its session that are running, itself included."""
@@ -570,9 +587,15 @@ CLOCK = {"seconds", "images_per_second", "threads", "date", "sha256", "files"}
 
 
 def outcome(folder: Path) -> dict[str, str]:
-    """Return a digest of every file that a run left, without what a clock told."""
-    found = {}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "output.txt"):
+    """Return a digest of every file that a run left, without what a clock told, and the parts of checkpoints.
+
+    Which checkpoint wrote a part that several use depends on the kills.
+    """
+    found, parts = {}, set[str]()
+    for file in folder.rglob("round-*"):
+        with contextlib.suppress(QupedError, OSError, SafetensorError, ValueError):  # it may be harmed
+            parts |= read_checkpoint(file)[1].get(PARTS, {}).keys()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in parts):
         content = file.read_bytes()
         if file.suffix in (".json", ".jsonl"):
             lines = [content] if file.suffix == ".json" else content.splitlines()
@@ -708,12 +731,12 @@ class Runs:
             child.finish()
         else:
             (os.killpg if kind == "group" else os.kill)(child.pid, signal.SIGKILL)
-            self.kills[kind] += child.wait(PATIENCE) == -signal.SIGKILL
+            self.kills[kind] += child.finish() == -signal.SIGKILL
         self._check_alone(child)
 
     def _check_alone(self, child: Child) -> None:
         """Raise if processes of a run outlive it by more than a moment."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while child.members():
             if time.monotonic() > end:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -882,17 +905,18 @@ def torture(folder: Path, seed: int, seconds: float) -> Report:
     report = Report()
     began = time.monotonic()
     files, others, runs = make_trials(folder)
-    turn = 0
-    while turn == 0 or time.monotonic() - began < seconds:
-        for name, trial in files.items():
-            # Reading a file takes a thousandth of a run: many of those for each of these.
-            for number in range(turn * READS, (turn + 1) * READS):
-                report.add(name, number, seed, trial)
-                report.mutations += 1
-        for name, trial in others.items():
-            report.add(name, turn, seed, trial)
-        turn += 1
-        print(f"{turn} turns, {runs.kills.total()} kills", file=sys.stderr, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):  # then it tells what happened so far
+        for turn in itertools.count():
+            if turn and time.monotonic() - began > seconds:
+                break
+            for name, trial in files.items():
+                # Reading a file takes a thousandth of a run: many of those for each of these.
+                for number in range(turn * READS, (turn + 1) * READS):
+                    report.add(name, number, seed, trial)
+                    report.mutations += 1
+            for name, trial in others.items():
+                report.add(name, turn, seed, trial)
+            print(f"{turn + 1} turns, {runs.kills.total()} kills", file=sys.stderr, flush=True)
     report.kills, report.operations, report.seconds = runs.kills, runs.operations, time.monotonic() - began
     return report
 

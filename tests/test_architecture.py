@@ -19,7 +19,7 @@ LAYERS = (
     {"export"},
     {"client", "result"},
     {"simulation"},
-    {"progress", "observers", "federation"},
+    {"progress", "observers", "federation", "tuning"},
     {"testing", "_bench", "_bench_files", "_bench_networks", "report"},
     {"experiments"},
     {"paper"},
@@ -33,15 +33,16 @@ ONLY_IN = {
     "requests": {"data"},
     "PIL": {"data"},
     "pydantic": {"experiments", "paper"},
+    "tomli_w": {"experiments", "report"},
     "typer": {"cli"},
     "rich": {"cli", "progress", "report"},
     "matplotlib": {"report", "paper"},
     "onnx": {"export"},
     "onnxruntime": {"export"},
+    "ray": {"simulation"},
     "mlflow": {"observers"},
     "wandb": {"observers"},
     "pandas": {"result"},
-    "ray": {"simulation"},
 }
 """Packages that come with an extra, and the parts that may import them."""
 

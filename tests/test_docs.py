@@ -17,7 +17,7 @@ from quped import FedAvg
 from quped import __file__ as package_file
 from quped.algorithms import ALGORITHMS
 from quped.cli import COMMANDS
-from quped.experiments.schema import Data, Experiment, Group, build_algorithm, validate
+from quped.experiments.schema import DATA_KINDS, Experiment, Group, build_algorithm, validate
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -91,7 +91,8 @@ def test_the_example_of_an_algorithm_is_fedprox() -> None:
 
 
 def test_the_example_of_an_experiment_file_is_valid() -> None:
-    whole, part = fences(DOCS / "guide" / "experiments.md", "toml")
+    whole, own, part = fences(DOCS / "guide" / "experiments.md", "toml")
+    assert [group.members for group in validate(tomllib.loads(own), "experiments.md").clients] == [("watch-*",), None]
     experiment = validate(tomllib.loads(whole), "experiments.md")
     assert [group.name for group in experiment.clients] == ["watch", "phone"]
     assert [method.algorithm.name for method in experiment.methods] == ["quped", "local"]
@@ -99,10 +100,11 @@ def test_the_example_of_an_experiment_file_is_valid() -> None:
 
 
 def test_the_keys_of_experiment_files_are_listed() -> None:
-    text = (DOCS / "guide" / "experiments.md").read_text().split("## Keys")[1].split("## Networks")[0]
+    text = (DOCS / "guide" / "experiments.md").read_text().split("## Keys")[1].split("\n## ")[0]
     (rows,) = tables(text)
     known = {*Experiment.model_fields} - {"data"}
-    known |= {f"data.{key}" for key in Data.model_fields} | {f"clients.{key}" for key in Group.model_fields}
+    known |= {f"data.{key}" for kind in DATA_KINDS.values() for key in kind.model_fields}
+    known |= {f"clients.{key}" for key in Group.model_fields}
     assert {row[0].strip("`") for row in rows} == known
 
 

@@ -529,6 +529,7 @@ BAD_FITS: list[tuple[dict[str, object], str]] = [
     ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
     ({"steps_per_epoch": 4, "batch_size": 0}, "batch_size must be"),
     ({"evaluate_every": 0}, "evaluate_every must be"),
+    ({"max_update_norm": 0.0}, "max_update_norm must be above 0 and finite, got 0.0"),
     ({"progress": 5}, "progress must be True or False, got 5"),
     ({"checkpoints": 5}, "checkpoints must be the path of a folder, got 5"),
     ({"epoch": 3}, r"no training option 'epoch'\. Did you mean 'epochs'\?"),

@@ -16,7 +16,7 @@ from quped.data.samples import Dataset, TensorSamples
 from quped.errors import QupedError
 from quped.report.plots.partition import draw_partition
 
-EXTRAS = {"PIL", "matplotlib", "pydantic", "requests", "rich", "scipy", "sklearn", "typer"}
+EXTRAS = {"PIL", "matplotlib", "pydantic", "requests", "rich", "scipy", "sklearn", "tomli_w", "typer"}
 
 
 def test_no_package_of_an_extra_is_imported() -> None:

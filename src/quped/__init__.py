@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quped._evaluate import Evaluation
     from quped.algorithms import (
         FML,
         Ditto,
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     from quped.export import load, save
     from quped.federation import Federation
     from quped.quant import LinearSchedule
-    from quped.result import ClientResult, Evaluation, FitResult
+    from quped.result import ClientResult, FitResult
     from quped.simulation import Observer, Round, TrainingOptions
+    from quped.tuning import Trial, Tuning
 
 _MODULES = {
+    "quped._evaluate": ("Evaluation",),
     "quped.algorithms": (
         "FML",
         "Ditto",
@@ -49,8 +52,9 @@ _MODULES = {
     "quped.export": ("load", "save"),
     "quped.federation": ("Federation",),
     "quped.quant": ("LinearSchedule",),
-    "quped.result": ("ClientResult", "Evaluation", "FitResult"),
+    "quped.result": ("ClientResult", "FitResult"),
     "quped.simulation": ("Observer", "Round", "TrainingOptions"),
+    "quped.tuning": ("Trial", "Tuning"),
 }
 
 __all__ = [
@@ -77,6 +81,8 @@ __all__ = [
     "QupedError",
     "Round",
     "TrainingOptions",
+    "Trial",
+    "Tuning",
     "load",
     "save",
 ]

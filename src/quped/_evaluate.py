@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,33 @@ class Score(NamedTuple):
     """The same if it may only choose among the classes in the client's training data."""
     weights: dict[str, Any] | None = None
     """Of a client whose weights are watched, where they lie around their centers."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A point of the learning curve."""
+
+    round: int
+    """From 0."""
+    epoch: int
+    """From 0: the one in which the round began."""
+    phase: str
+    """"train" or "finetune"."""
+    loss: float
+    """Training loss, mean over the round's clients and steps."""
+    accuracy: dict[str, float]
+    """Test accuracy of each client's deployed model; clients without test samples are not listed."""
+    seconds: float
+    """Since the run began."""
+    accuracy_own_classes: dict[str, float] = field(default_factory=dict)
+    """The same if a model may only choose among the classes in its client's training data."""
+    weights: dict[str, Any] = field(default_factory=dict)
+    """For one client of each kind, how its weights lie around their centers; see `quped.quant.histogram`."""
+
+    @property
+    def mean(self) -> float:
+        """Test accuracy, mean over clients; NaN if none has test samples."""
+        return float(np.mean(list(self.accuracy.values()))) if self.accuracy else float("nan")
 
 
 def accuracy(network: Network, model: ModelState, samples: Samples) -> float:

@@ -1,12 +1,16 @@
 """A client as a user describes it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 from torch import nn
 
+from quped._rng import generator
 from quped.algorithms import FULL_PRECISION
-from quped.data import Data
+from quped.data import Data, as_samples, subset
+from quped.data.partition import hold_out
+from quped.errors import DataError
 from quped.quant import CenterInit
 
 ModelSource = nn.Module | Callable[[], nn.Module]
@@ -44,3 +48,19 @@ class Client:
     """Give every output channel its own centers, instead of one set to the layer."""
     init_centers: CenterInit = "range"
     """Where centers start: "range" in the paper; "kmeans" at the means of their weights; "unit" from -1 to 1."""
+    validation: Data | None = field(default=None, repr=False)
+    """Samples on which hyperparameters are chosen: see `on_validation`."""
+
+    def on_validation(self, seed: int = 0) -> "Client":
+        """Return the client as hyperparameters are chosen with it: it is tested on validation samples.
+
+        Without `validation`, these are a fifth of its training samples, which are then not trained on.
+        Its test samples are left out.
+        """
+        if self.validation is not None:
+            return replace(self, test=self.validation, validation=None)
+        samples = as_samples(self.train, f"training data of client '{self.name}'")
+        if len(samples) < 2:
+            raise DataError(f"Client '{self.name}' has one training sample, none to spare: give it validation=...")
+        share = hold_out(np.arange(len(samples)), generator(seed, "validation", self.name))
+        return replace(self, train=subset(samples, share.train), test=subset(samples, share.test))

@@ -19,6 +19,7 @@ from quped.simulation.loop import Observer
 from quped.simulation.options import TrainingOptions, documented, training_options
 from quped.simulation.setup import Setup
 from quped.simulation.validation import validate_clients
+from quped.tuning import Tuning, tune
 
 
 class Federation:
@@ -48,6 +49,7 @@ class Federation:
         clients = list(clients)
         self.algorithm = algorithm
         self.seed = int(seed)
+        self._given, self._global_model = clients, global_model
         self._clients, self._global_network = validate_clients(clients, algorithm, global_model, self.seed)
         self._names = [client.name for client in clients]
 
@@ -102,6 +104,35 @@ class Federation:
                 checkpoint_every=checkpoint_every,
                 callbacks=[*callbacks, *shown],
             )
+
+    @documented
+    def tune(
+        self,
+        options: TrainingOptions | None = None,
+        *,
+        trials: int = 16,
+        folder: Path | str | None = None,
+        workers: int | None = None,
+        progress: bool = True,
+        **training: Any,
+    ) -> Tuning:
+        """Choose the learning rate, the strength of quantization and the warm-up on validation samples.
+
+        Settings compete by successive halving: all of them with short runs, the better half with runs twice as long,
+        and the last two with the epochs that were asked for. The first one is that of this federation. Test samples
+        are not used: see `Client.on_validation`.
+
+        Arguments:
+            options: The training options as one object, as for `fit`.
+            trials: Settings that are tried, at least 2. With 16 it takes as long as about 8 runs.
+            folder: Where trials are recorded. Those in it are not repeated: an interrupted choice continues there.
+            workers: Worker processes, as for `fit`.
+            progress: Show progress on standard error.
+        """
+        clients = [client.on_validation(self.seed) for client in self._given]
+        validated = Federation(clients, self.algorithm, self._global_model, self.seed)
+        setup = validated.setup(options, **training)
+        return tune(setup, trials=trials, folder=folder, workers=workers, progress=progress)
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Return, for each client, the parameters that are quantized, with their bits."""

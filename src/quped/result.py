@@ -6,10 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import nn
 
-from quped._evaluate import Score, over_clients
+from quped._evaluate import Evaluation, Score, over_clients
 from quped._extras import extra
 from quped.algorithms import Deployed
 from quped.data import Samples
@@ -22,33 +21,6 @@ from quped.typing import ModelState
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A point of the learning curve."""
-
-    round: int
-    """From 0."""
-    epoch: int
-    """From 0: the one in which the round began."""
-    phase: str
-    """"train" or "finetune"."""
-    loss: float
-    """Training loss, mean over the round's clients and steps."""
-    accuracy: dict[str, float]
-    """Test accuracy of each client's deployed model; clients without test samples are not listed."""
-    seconds: float
-    """Since the run began."""
-    accuracy_own_classes: dict[str, float] = field(default_factory=dict)
-    """The same if a model may only choose among the classes in its client's training data."""
-    weights: dict[str, Any] = field(default_factory=dict)
-    """For one client of each kind, how its weights lie around their centers; see `quped.quant.histogram`."""
-
-    @property
-    def mean(self) -> float:
-        """Test accuracy, mean over clients; NaN if none has test samples."""
-        return float(np.mean(list(self.accuracy.values()))) if self.accuracy else float("nan")
 
 
 @dataclass(frozen=True)

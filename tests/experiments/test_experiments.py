@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from quped import QuPeD
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.errors import InvalidValueError
+from quped.experiments.population import Population
 from quped.experiments.presets import FOLDER, presets
-from quped.experiments.run import Population
 from quped.experiments.schema import apply, build_algorithm, load, validate
 from quped.quant import LinearSchedule
 from quped.records import distinct
@@ -60,7 +60,7 @@ def test_changes_apply_to_any_depth() -> None:
     assert experiment.clients[1].bits == 1
     assert experiment.training.lr == 0.5
     assert experiment.methods[0].algorithm.name == "local"
-    assert experiment.data.partition == "iid"
+    assert experiment.data.model_dump()["partition"] == "iid"
 
 
 def members(clients: Population, algorithm: AnyAlgorithm) -> Sequence[SimClient]:
@@ -198,7 +198,7 @@ def test_an_experiment_is_frozen(tmp_path: Path) -> None:
 def test_data_set_and_partition_are_checked_with_the_file() -> None:
     """A data set may be written with a hyphen; wrong names and numbers are reported together."""
     experiment = validate(minimal(data={"name": "ag-news", "partition": "dirichlet=0.3"}), "test")
-    assert experiment.data.name == "ag_news"
+    assert experiment.data.model_dump()["name"] == "ag_news"
     with pytest.raises(InvalidValueError) as caught:
         validate(minimal(data={"name": "ag-new", "partition": "dirichlet=-1"}), "test")
     assert "Did you mean 'ag_news'" in str(caught.value)

@@ -4,15 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers.small_federation import clients, fit
+from helpers.small_federation import Rounds, assert_same, clients, fit
 from torch import Tensor
 
 from quped import FedAvg, Local, QupedError
 from quped.algorithms import ClientSpec, Empty, Global
 from quped.algorithms._algorithm1 import Learner
 from quped.algorithms.fedavg import Work
+from quped.simulation.client_round import bound_update
 from quped.typing import Batch, Clock, ModelState
 
 LAST = 8
@@ -94,3 +96,57 @@ def test_a_bad_client_can_be_skipped(options: dict[str, Any]) -> None:
 def test_a_round_of_bad_clients_only_ends_the_run() -> None:
     with pytest.warns(UserWarning, match="skipped"), pytest.raises(QupedError, match="No client of round 3"):
         fit(Liar(LIES["nan"], 2), clients(FedAvg()), bad_updates="skip")
+
+
+@dataclass(frozen=True)
+class Told(FedAvg):
+    """FedAvg that tells what its clients send in the first round."""
+
+    sent: list[dict[str, Tensor]] = field(default_factory=list, compare=False)
+
+    def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
+        personal, payload = super().finish(spec, work, batch, clock)
+        if clock.round == 0:
+            self.sent.append(payload.w.params | payload.w.buffers)
+        return personal, payload
+
+
+def test_updates_are_shortened_to_a_norm() -> None:
+    """The first round in NumPy: clients that moved far are pulled to the bound, the others stay as they are."""
+    told, rounds = Told(), Rounds()
+    fit(told, clients(FedAvg()))
+    first, begun, *others = told.sent  # the second one tells the form of a payload, after no step
+    sent = [first, *others]
+    lengths = [norm(one, begun) for one in sent]
+    bound = float(np.mean(lengths))
+    assert min(lengths) < bound < max(lengths)
+    fit(FedAvg(), clients(FedAvg()), max_update_norm=bound, callbacks=[rounds])
+    w = rounds.rounds[0].shared.w
+    for name in sent[0]:
+        before = begun[name].double().numpy()
+        moves = [one[name].double().numpy() - before for one in sent]
+        shortened = [move * min(1.0, bound / length) for move, length in zip(moves, lengths, strict=True)]
+        after = (w.params | w.buffers)[name].numpy()
+        np.testing.assert_allclose(after, before + np.mean(shortened, 0), rtol=1e-5, atol=1e-7)
+
+
+def norm(sent: dict[str, Tensor], begun: dict[str, Tensor]) -> float:
+    """Return the Euclidean norm of an update."""
+    return float(np.linalg.norm(np.concatenate([(sent[k] - begun[k]).double().numpy().ravel() for k in sent])))
+
+
+def test_a_bound_is_the_same_in_every_engine() -> None:
+    """Bit for bit in processes; the stacked engine rounds otherwise."""
+    alone, workers, stacked = (
+        fit(FedAvg(), clients(FedAvg()), max_update_norm=0.05, **options)
+        for options in ({"workers": 0}, {"workers": 2}, {"device": "cpu"})
+    )
+    assert_same(alone, workers)
+    for model, other in zip(alone.models.values(), stacked.models.values(), strict=True):
+        for name, value in model.state.params.items():
+            torch.testing.assert_close(other.state.params[name], value)
+
+
+def test_a_bound_on_something_else_than_the_shared_state_is_refused() -> None:
+    with pytest.raises(QupedError, match="max_update_norm bounds what moves the shared state"):
+        bound_update({"gradient": torch.ones(3)}, Global(ModelState({"w": torch.ones(3)}, {})), 1.0)

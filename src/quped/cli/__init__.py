@@ -19,6 +19,7 @@ from quped.errors import QupedError
 
 COMMANDS = {
     "run": "quped.cli.run",
+    "tune": "quped.cli.tune",
     "presets": "quped.cli.presets",
     "report": "quped.cli.report",
     "watch": "quped.cli.watch",

@@ -18,6 +18,9 @@ Indices = NDArray[np.int64]
 TEST_FRACTION = 0.1
 """The share of each writer's samples that a partition by writer keeps for testing."""
 
+HELD_OUT_FRACTION = 0.2
+"""The share of a client's samples that is held out for validation, or for testing if nothing says which are."""
+
 DRAWS = 100
 """Dirichlet draws before a partition is refused."""
 
@@ -216,6 +219,13 @@ def checked(shares: list[Share]) -> list[Share]:
                 "samples: use fewer clients."
             )
     return shares
+
+
+def hold_out(indices: Indices, rng: np.random.Generator, fraction: float = HELD_OUT_FRACTION) -> Share:
+    """Hold out a fraction of the samples, at least one, in the place of test samples."""
+    shuffled = rng.permutation(indices)
+    count = max(1, round(len(indices) * fraction))
+    return Share(np.sort(shuffled[count:]), np.sort(shuffled[:count]))
 
 
 def split(dataset: Dataset, scheme: str, clients: int, seed: int) -> list[Share]:

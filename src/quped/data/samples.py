@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -78,6 +79,11 @@ def root_of(samples: Samples) -> Samples:
     while type(samples) is Subset:
         samples = samples.whole
     return samples
+
+
+def subset(samples: Samples, indices: NDArray[np.int64]) -> Samples:
+    """Return some of the samples."""
+    return Subset(samples, torch.from_numpy(indices))
 
 
 @dataclass(frozen=True)

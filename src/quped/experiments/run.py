@@ -1,25 +1,16 @@
 """From an experiment file to run records."""
 
-import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from quped._rng import generator
-from quped.algorithms import FULL_PRECISION, AnyAlgorithm
-from quped.client import Client
-from quped.data import Dataset, Samples, Subset
-from quped.data.datasets import DATASETS
-from quped.data.partition import Indices, Share, split
+from quped._evaluate import Evaluation
 from quped.errors import QupedError, RunError
-from quped.experiments.schema import Experiment, Group
-from quped.federation import Federation
+from quped.experiments.population import Population
+from quped.experiments.schema import Experiment
 from quped.records import (
     CONFIG,
     RunRecord,
@@ -33,13 +24,11 @@ from quped.records import (
     refuse_link,
 )
 from quped.report.hurt import REFERENCES, share_below
-from quped.result import FORMAT, Evaluation
+from quped.result import FORMAT
 from quped.simulation import Observer, Round, Setup
 from quped.simulation.checkpoint import recorded_curve
 from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
-
-VALIDATION_FRACTION = 0.2
 
 Result = dict[str, Any]
 """The content of a `result.json`."""
@@ -66,15 +55,19 @@ def run_experiment(
     and the others continue from their last checkpoint. Returns the content of each `result.json`.
     """
     methods = experiment.methods
-    for method in methods:
-        warn_of_replacements(experiment, method.algorithm)
     population = Population(experiment, seed)
+    for method in methods:
+        population.warn_of_replacements(method.algorithm)
     setups = [population.federation(method.algorithm).setup(method.training) for method in methods]
     whole = plain(experiment.model_dump())
     configs = [{"format": FORMAT, "preset": preset, "seed": seed, "config": whole}]
+    if population.facts is not None:
+        configs[0]["own_data"] = plain(population.facts)
     configs += [configs[0] | {"config": whole | {**plain(method.config()), "compare": []}} for method in methods[1:]]
     folders = [out, *(out / name for name in distinct([m.algorithm.name for m in methods[1:]]))]
     with exclusive(out):
+        if resume:
+            population.check_unchanged(RunRecord(out).read_config(), out)
         records = claim(folders, configs, overwrite=overwrite, resume=resume)
         results: list[Result] = []
         titles = distinct([type(setup.algorithm).__name__ for setup in setups])
@@ -191,18 +184,6 @@ def peers(folder: Path) -> list[Path]:
     return folders
 
 
-def warn_of_replacements(experiment: Experiment, algorithm: AnyAlgorithm) -> None:
-    """Warn of networks and bits that a method cannot give the clients as the experiment has them."""
-    words = []
-    if algorithm.global_network == "same" and any(g.model != experiment.global_network for g in experiment.clients):
-        words.append(f"has the global network {experiment.global_network.name}")
-    quantized = any(group.bits != FULL_PRECISION or group.budget is not None for group in experiment.clients)
-    if not algorithm.quantizes and quantized:
-        words.append("keeps full precision")
-    if words:
-        warnings.warn(f"Under {type(algorithm).__name__} every client {' and '.join(words)}.", stacklevel=3)
-
-
 def summary(result: Result, results: Sequence[Result]) -> Result:
     """Return a method's line in the comparison."""
     return {
@@ -213,84 +194,3 @@ def summary(result: Result, results: Sequence[Result]) -> Result:
         "bytes_file": round(float(np.mean([client["bytes_file"] for client in result["clients"]]))),
         "seconds": result["seconds"],
     }
-
-
-class Population:
-    """The clients of an experiment, with the same data for every algorithm."""
-
-    def __init__(self, experiment: Experiment, seed: int) -> None:
-        """Load the data and share it out."""
-        self._experiment = experiment
-        self._seed = seed
-        self._groups = [group for group in experiment.clients for _ in range(group.count)]
-        data = DATASETS[experiment.data.name]()
-        self._samples = share_out(data, experiment, len(self._groups), seed)
-        # One function per network, so that clients with the same network form a group.
-        self._maker = cache(lambda choice: partial(choice.build, data.input_shape, data.classes))
-        self._names = client_names([group.name for group in self._groups])
-
-    def federation(self, algorithm: AnyAlgorithm) -> Federation:
-        """Return the clients under an algorithm.
-
-        One that needs the global network at every client, or full precision, gets clients that have it: this is how
-        methods are compared that cannot all do the same.
-        """
-        shared = self._experiment.global_network
-        clients = [
-            Client(
-                name=name,
-                train=train,
-                test=test,
-                model=self._maker(shared if algorithm.global_network == "same" else group.model),
-                **quantization(group, algorithm, replaced=algorithm.global_network == "same" and group.model != shared),
-                per_channel=group.per_channel,
-                init_centers=group.init_centers,
-            )
-            for name, group, (train, test) in zip(self._names, self._groups, self._samples, strict=True)
-        ]
-        return Federation(clients, algorithm, self._maker(shared), self._seed)
-
-    def evaluation_samples(self) -> dict[str, Samples]:
-        """Return the samples that each client's model is evaluated on."""
-        return {name: test for name, (_, test) in zip(self._names, self._samples, strict=True)}
-
-
-def quantization(group: Group, algorithm: AnyAlgorithm, *, replaced: bool) -> dict[str, Any]:
-    """Return how a client is quantized under an algorithm; `replaced` if its network is not the group's own."""
-    if not algorithm.quantizes:
-        return {}
-    if not replaced:
-        return {name: getattr(group, name) for name in ("bits", "quantize", "end_bits", "budget")}
-    # Names of parameters mean nothing in another network.
-    bits = min(group.bits.values()) if isinstance(group.bits, dict) else group.bits
-    return {"bits": bits, "end_bits": group.end_bits, "budget": group.budget}
-
-
-def client_names(kinds: Sequence[str]) -> list[str]:
-    """Return a name for each client: its kind and a number, all numbers with as many digits as the largest."""
-    digits, seen, names = len(str(len(kinds) - 1)), Counter[str](), []
-    for kind in kinds:
-        names.append(f"{kind}-{seen[kind]:0{digits}d}")
-        seen[kind] += 1
-    return names
-
-
-def share_out(data: Dataset, experiment: Experiment, clients: int, seed: int) -> list[tuple[Samples, Samples]]:
-    """Return the training samples and the samples to evaluate on of every client."""
-    shares = split(data, experiment.data.partition, clients, seed)
-    if experiment.data.evaluate_on == "test":
-        return [(subset(data.train, share.train), subset(data.test, share.test)) for share in shares]
-    held = [hold_out(share.train, generator(seed, "validation", i)) for i, share in enumerate(shares)]
-    return [(subset(data.train, share.train), subset(data.train, share.test)) for share in held]
-
-
-def hold_out(indices: Indices, rng: np.random.Generator, fraction: float = VALIDATION_FRACTION) -> Share:
-    """Split off a fraction of the training samples for validation."""
-    shuffled = rng.permutation(indices)
-    count = max(1, round(len(indices) * fraction))
-    return Share(np.sort(shuffled[count:]), np.sort(shuffled[:count]))
-
-
-def subset(samples: Samples, indices: Indices) -> Samples:
-    """Return some of the samples."""
-    return Subset(samples, torch.from_numpy(indices))

@@ -18,6 +18,7 @@ from pydantic import (
     PlainValidator,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -25,6 +26,7 @@ from torch import nn
 
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.data.datasets import dataset_name
+from quped.data.image_folders import Color
 from quped.data.partition import parsed
 from quped.errors import InvalidValueError, did_you_mean
 from quped.models import build
@@ -69,7 +71,7 @@ def affordable(hidden: tuple[int, ...]) -> tuple[int, ...]:
 
 def countable(groups: tuple["Group", ...]) -> tuple["Group", ...]:
     """Accept groups that are not too many clients together."""
-    if sum(group.count for group in groups) > MOST_CLIENTS:
+    if sum(group.count or 0 for group in groups) > MOST_CLIENTS:
         raise ValueError(f"these are more than {MOST_CLIENTS:,} clients")
     return groups
 
@@ -111,14 +113,81 @@ class Section(BaseModel):
         return made
 
 
+Where = Literal["test", "validation"]
+"""`validation`: a client's own validation samples, or else a fifth of its training samples, which are then not trained
+on."""
+Side = Annotated[Whole, Field(ge=1, le=10_000)]
+
+
 class Data(Section):
     """The data set, and who gets what."""
 
     name: Annotated[str, AfterValidator(dataset_name)]
     partition: Annotated[str, AfterValidator(known_partition)]
     """Who gets what: `classes=N`, `dirichlet=ALPHA`, `writers=N` or `iid`."""
-    evaluate_on: Literal["test", "validation"] = "test"
-    """`validation`: a fifth of each client's training samples, which are then not trained on."""
+    evaluate_on: Where = "test"
+
+
+class OwnData(Section):
+    """A user's own samples, of clients with names."""
+
+    evaluate_on: Where = "test"
+
+
+class ModuleData(OwnData):
+    """What a function of a user's own returns."""
+
+    module: str = Field(pattern=r"\.py:[A-Za-z_]\w*$")
+    """A file and a function in it, FILE.py:FUNCTION."""
+
+
+class TableData(OwnData):
+    """CSV files: a row is a sample."""
+
+    label: str = "label"
+    by: str | None = None
+    split: str | None = None
+    columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+
+
+class CSVData(TableData):
+    """One CSV file."""
+
+    csv: str
+    by: str
+
+
+class FolderData(TableData):
+    """A folder of CSV files, or of images in CLIENT/CLASS/FILE."""
+
+    folder: str
+    size: Side | tuple[Side, Side] | None = None
+    color: Color | None = None
+
+
+DATA_KINDS: Mapping[str, type[Data | OwnData]] = {
+    "name": Data,
+    "module": ModuleData,
+    "csv": CSVData,
+    "folder": FolderData,
+}
+"""The kinds of data by the key that each one must have."""
+
+PATHS = ("module", "csv", "folder")
+"""Keys of data that name a file: from the folder of the experiment file."""
+
+
+def read_data(values: object) -> Data | OwnData:
+    """Make the data section of a table: its keys say what kind it is."""
+    if isinstance(values, Data | OwnData):
+        return values
+    keys = [key for key in DATA_KINDS if isinstance(values, dict) and key in values]
+    if len(keys) != 1 and isinstance(values, dict):
+        raise ValueError(f"must have one of the keys {', '.join(DATA_KINDS)}")
+    return DATA_KINDS[keys[0] if keys else "name"].model_validate(values)
+
+
+AnyData = Annotated[Data | ModuleData | CSVData | FolderData, BeforeValidator(read_data)]
 
 
 class NetworkSection(Section):
@@ -142,7 +211,10 @@ class MLP(NetworkSection):
     """A multi-layer perceptron."""
 
     name: Literal["mlp"]
-    hidden: Annotated[tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], AfterValidator(affordable)] = (128, 64)
+    hidden: Annotated[tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], AfterValidator(affordable)] = (
+        128,
+        64,
+    )
 
 
 class ResNet(NetworkSection):
@@ -184,7 +256,9 @@ class Group(Section):
 
     name: str = Field(default="client", pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     """The kind of device: its clients are called NAME-0, NAME-1, ..."""
-    count: Whole = Field(ge=1, le=MOST_CLIENTS)
+    count: Annotated[Whole, Field(ge=1, le=MOST_CLIENTS)] | None = None
+    members: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Of a user's own clients: names, or patterns such as `phone-*`."""
     model: NetworkChoice
     bits: Annotated[int | dict[str, int], PlainValidator(read_bits)] = 32
     quantize: tuple[str, ...] | None = None
@@ -261,12 +335,34 @@ class Method(NamedTuple):
         return {"algorithm": self.options, "training": asdict(self.training)}
 
 
+def check_groups(groups: tuple[Group, ...], info: ValidationInfo) -> tuple[Group, ...]:
+    """Refuse groups that do not fit the data: a data set is shared out by count, own clients have names."""
+    data = info.data.get("data")
+    if not groups and not isinstance(data, ModuleData):
+        raise PydanticCustomError("missing", "is missing")
+    found = []
+    for i, group in enumerate(groups):
+        if isinstance(data, Data) and group.members is not None:
+            found.append(mistake("group", "is for clients of your own data", {}, (i, "members"), group.members))
+        if isinstance(data, Data) and group.count is None:
+            found.append(mistake("missing", "is missing", {}, (i, "count"), None))
+        if isinstance(data, OwnData) and group.name != "client":
+            found.append(mistake("group", "is not for your own clients, which have names", {}, (i, "name"), group.name))
+        if group.members is not None and group.count is not None:
+            found.append(mistake("group", "must be left out beside members", {}, (i, "count"), group.count))
+    if found:
+        raise ValidationError.from_exception_data("clients", found)
+    return groups
+
+
 class Experiment(Section):
     """A whole experiment file."""
 
     description: str = ""
-    data: Data
-    clients: Annotated[tuple[Group, ...], AfterValidator(countable)] = Field(min_length=1, max_length=1000)
+    data: AnyData
+    clients: Annotated[tuple[Group, ...], AfterValidator(countable), AfterValidator(check_groups)] = Field(
+        default=(), max_length=1000, validate_default=True
+    )
     global_model: NetworkChoice | None = None
     training: Annotated[TrainingOptions, BeforeValidator(read_training)] = TrainingOptions()
     algorithm: AlgorithmOptions = {"name": DEFAULT_ALGORITHM}
@@ -274,9 +370,9 @@ class Experiment(Section):
     """Further algorithms, run on the same clients beside the first one."""
 
     @property
-    def global_network(self) -> CNN | MLP | ResNet | Text:
-        """The network of the global model: that of the first group unless the file names one."""
-        return self.global_model or self.clients[0].model
+    def global_network(self) -> CNN | MLP | ResNet | Text | None:
+        """The network of the global model: that of the first group unless the file names one, if there is a group."""
+        return self.global_model or (self.clients[0].model if self.clients else None)
 
     @property
     def methods(self) -> list[Method]:
@@ -290,10 +386,17 @@ class Experiment(Section):
 
 def load(path: Path, changes: Sequence[str] = ()) -> Experiment:
     """Read an experiment file, apply `key=value` changes, and validate the whole."""
+    return validate(read_values(path, changes), path.name)
+
+
+def read_values(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what an experiment file says, after `key=value` changes, with whole paths to data."""
     values = read_toml(path)
     for change in changes:
         apply(values, change)
-    return validate(values, path.name)
+    if isinstance(data := values.get("data"), dict):
+        data |= {key: str(path.parent.resolve() / data[key]) for key in PATHS if isinstance(data.get(key), str)}
+    return values
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -320,8 +423,6 @@ def describe(error: ValidationError) -> list[str]:
     """Return one line for each mistake: where, what, and the value found."""
     lines = []
     for item in error.errors():
-        if item["type"] == "too_short" and len(error.errors()) > 1 and item["input"]:
-            continue  # a list whose entries are wrong counts as empty
         place = ""
         for part in item["loc"]:
             place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)

@@ -7,7 +7,7 @@ from pathlib import Path
 from quped.data import Samples
 from quped.data.datasets import DATASETS
 from quped.errors import InvalidValueError, RunError, did_you_mean
-from quped.experiments.run import Population
+from quped.experiments.population import Population
 from quped.experiments.schema import validate
 from quped.experiments.train import Recipe, halves
 from quped.export import SUFFIX, read
@@ -38,11 +38,15 @@ def evaluation_samples(run: Path) -> dict[str, Samples]:
         recipe = Recipe(**config["recipe"])
         return {"model": halves(DATASETS[recipe.data](), recipe)[1]}
     experiment = validate(config["config"], str(run / CONFIG))
-    return Population(experiment, config["seed"]).evaluation_samples()
+    population = Population(experiment, config["seed"])
+    population.check_unchanged(config, run)
+    return population.evaluation_samples()
 
 
 def names_of_classes(run: Path) -> tuple[str, ...]:
     """Return the names of the classes in the data of a run."""
     config = read_json(run / CONFIG)
+    if "own_data" in config:
+        return tuple(config["own_data"]["class_names"])
     data = config["recipe"]["data"] if "recipe" in config else config["config"]["data"]["name"]
     return DATASETS[data]().class_names

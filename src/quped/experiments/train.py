@@ -18,11 +18,10 @@ from torch.nn import functional
 
 from quped._evaluate import accuracy
 from quped._rng import generator, torch_seeded
-from quped.data import Dataset, Samples
+from quped.data import Dataset, Samples, subset
 from quped.data.datasets import DATASETS
-from quped.data.partition import Indices
+from quped.data.partition import Indices, hold_out
 from quped.errors import InvalidValueError, NetworkError, RunError, check, check_whole, did_you_mean, number
-from quped.experiments.run import hold_out, subset
 from quped.export import SUFFIX, PackedModel, load, to_bytes
 from quped.models import NETWORKS, build
 from quped.optim import (

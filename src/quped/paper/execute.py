@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from quped._evaluate import over_clients
+from quped._evaluate import Evaluation, over_clients
 from quped._files import remove_drafts
 from quped.errors import BadUpdateError, QupedError
-from quped.experiments.run import Population
+from quped.experiments.population import Population
 from quped.experiments.train import Epoch, Recipe, train
 from quped.paper.records import NETWORK, Record, find_record, input_checksums, with_weights
 from quped.paper.runs import PaperRun
 from quped.records import RunRecord, revision, versions, write_json
-from quped.result import FORMAT, Evaluation
+from quped.result import FORMAT
 from quped.simulation import Observer, Round
 from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit

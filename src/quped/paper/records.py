@@ -67,15 +67,17 @@ def input_checksums(run: PaperRun, warm_start: Path | None) -> dict[str, str]:
     if run.recipe is not None:
         weights = Path(str(with_weights(run.recipe, warm_start).warm_start))
         return {"weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
-    file = store.stored_file(run.experiment.data.name)
+    if run.column.data is None:
+        return {}
+    file = store.stored_file(run.column.data.name)
     return {"data": store.read(file).checksum} if file.exists() and not has_other_data(run) else {}
 
 
 def has_other_data(run: PaperRun) -> bool:
     """Say whether the stored data have another size than the column's, so that the run cannot be made."""
-    if not run.column.exact:
+    if not run.column.exact or run.column.data is None:
         return False
-    file = store.stored_file(run.experiment.data.name)
+    file = store.stored_file(run.column.data.name)
     return file.exists() and len(store.read(file).tensors["train_labels"]) != run.column.samples
 
 

@@ -299,15 +299,13 @@ def train_command(recipe: Values) -> str:
 
 def toml(experiment: Values) -> str:
     """Return an experiment as a file that `quped run` takes."""
-    lines = [f"{key} = {toml_value(value)}" for key, value in experiment.items() if value is not None]
-    return "\n".join(lines) + "\n"
+    import tomli_w  # here, because it comes with an extra
+
+    return tomli_w.dumps(without_none(experiment))
 
 
-def toml_value(value: Any) -> str:
-    """Return a value as TOML has it on one line."""
+def without_none(value: Any) -> Any:
+    """Leave out what is None, which TOML cannot write."""
     if isinstance(value, dict):
-        entries = (f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
-        return "{ " + ", ".join(entries) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quped import _tree
+from quped._evaluate import Evaluation
 from quped._rng import torch_seeded
 from quped.algorithms import ClientSpec
 from quped.data import Samples, Subset
@@ -24,7 +25,6 @@ from quped.data.samples import rows_of
 from quped.errors import InterruptedRunError, RunError
 from quped.models import FunctionalNetwork
 from quped.records import Checkpoints, flatten
-from quped.result import Evaluation
 from quped.simulation.engines.base import Engine
 from quped.simulation.loop import Round, sample_clients
 from quped.simulation.setup import Setup, SimClient

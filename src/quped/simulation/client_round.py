@@ -17,7 +17,7 @@ from quped.algorithms import AnyAlgorithm, ClientSpec, Deployed, Learner
 from quped.algorithms._own_classes import none_seen, restrict, see
 from quped.data import Samples
 from quped.data.batches import draw
-from quped.errors import BadUpdateError
+from quped.errors import BadUpdateError, RunError
 from quped.quant.histogram import histogram
 from quped.simulation._naming import naming
 from quped.simulation.setup import Setup, SimClient
@@ -53,7 +53,7 @@ def run_client(setup: Setup, client: SimClient, shared: Any, personal: Any, cloc
     """
     personal, payload, loss = compute_client(setup, client, shared, personal, clock)
     check_update(setup, client, clock, personal, payload, loss)
-    return personal, payload, loss
+    return personal, bound_update(payload, shared, setup.options.max_update_norm), loss
 
 
 def compute_client(setup: Setup, client: SimClient, shared: Any, personal: Any, clock: Clock) -> tuple[Any, Any, float]:
@@ -81,6 +81,20 @@ def check_update(setup: Setup, client: SimClient, clock: Clock, personal: Any, p
     ):
         if flaw := find_flaw(state, template):
             raise BadUpdateError(f"The {what} of {who} cannot be used: {flaw}.")
+
+
+def bound_update(payload: Any, shared: Any, most: float | None) -> Any:
+    """Return a payload no farther from the shared state than `most`: w + d min(1, most / |d|), with d = w_i - w."""
+    if most is None:
+        return payload
+    leaves, before = dict(_tree.items(payload)), dict(_tree.items(shared))
+    moves = {path: leaf - before[path] for path, leaf in leaves.items() if path in before}
+    if leaves and not moves:
+        raise RunError("max_update_norm bounds what moves the shared state, and this method sends something else.")
+    length = math.sqrt(sum(float(move.double().square().sum()) for move in moves.values()))
+    if length <= most:
+        return payload
+    return _tree.unflatten(payload, leaves | {k: before[k] + move * (most / length) for k, move in moves.items()}, "")
 
 
 def find_flaw(state: Any, template: Any) -> str | None:

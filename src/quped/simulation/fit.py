@@ -11,12 +11,13 @@ import torch
 
 from quped import _tree
 from quped._computed import Computed
+from quped._evaluate import Evaluation
 from quped._rng import LOCK
 from quped.algorithms import Deployed
 from quped.errors import check, check_whole
 from quped.export import PackedModel, to_bytes
 from quped.records import Checkpoints, exclusive
-from quped.result import ClientResult, Evaluation, FitResult
+from quped.result import ClientResult, FitResult
 from quped.simulation.checkpoint import Checkpointer, identity, load, stop_signals
 from quped.simulation.client_round import evaluate_global
 from quped.simulation.engines import Engine, EngineChoice

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quped._evaluate import Evaluation
 from quped._rng import generator
-from quped.result import Evaluation
 from quped.simulation.engines.base import Engine
 from quped.simulation.schedule import Schedule
 from quped.simulation.setup import Setup

@@ -66,6 +66,13 @@ class TrainingOptions:
             "this round, with a warning."
         ),
     )
+    max_update_norm: float | None = field(
+        default=None,
+        metadata=_help(
+            "How far a client may move what is averaged in a round, as the Euclidean norm of all its numbers: a longer "
+            "update is shortened to it. By default there is no bound."
+        ),
+    )
     own_classes: bool = field(
         default=False,
         metadata=_help(
@@ -121,6 +128,7 @@ RULES: Mapping[str, Callable[[str, object], object]] = {
     "evaluate_every": _whole(1),
     "evaluate_clients": _whole(1),
     "bad_updates": lambda name, value: check(value in ("stop", "skip"), name, "'stop' or 'skip'", value),
+    "max_update_norm": _positive,
     "own_classes": lambda name, value: check(isinstance(value, bool), name, "True or False", value),
     "schedule_epochs": _whole(1),
 }

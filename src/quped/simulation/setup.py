@@ -138,11 +138,8 @@ class Setup:
         training = (
             asdict(self.schedule)
             | asdict(self.options.sgd)
-            | {
-                "batch_size": self._batch_size(),
-                "bad_updates": self.options.bad_updates,
-                "own_classes": self.options.own_classes,
-            }
+            | {"batch_size": self._batch_size()}
+            | {name: getattr(self.options, name) for name in ("bad_updates", "max_update_norm", "own_classes")}
         )
         return {"hyperparameters": asdict(self.algorithm), "training": training}
 

@@ -230,6 +230,8 @@ def check_client(
     check(isinstance(client.per_channel, bool), f"'per_channel' of {who}", "True or False", client.per_channel)
     train = as_samples(client.train, f"training data of {who}", seen.wholes)
     test = None if client.test is None else as_samples(client.test, f"test data of {who}", seen.wholes)
+    if client.validation is not None:
+        as_samples(client.validation, f"validation data of {who}", seen.wholes)
     network = networks.make(client.model, who)
     bits = networks.bits(client, who)
     outputs = networks.outputs(network, train, f"The network of {who}")

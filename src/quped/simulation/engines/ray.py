@@ -245,7 +245,7 @@ class RayEngine:
                 done[client] = outcomes[client]
         forms, clients = self._setup.templates, self._setup.clients
         new = {i: as_tree(one.personal, forms.personal[clients[i].spec.group]) for i, one in done.items()}
-        self._inline.restore({**self._inline.states(), **new})
+        self._inline.restore(new)
         return average(((as_tree(one.payload, forms.payload), one.loss) for one in done.values()), clock)
 
     def deploy(self, shared: Any, client: int) -> Deployed:
@@ -253,17 +253,16 @@ class RayEngine:
         return self._inline.deploy(shared, client)
 
     def evaluate(self, shared: Any) -> dict[int, Score]:
-        """Evaluate each client's deployed model on its own test samples, if it has some."""
-        tested = [i for i, client in enumerate(self._setup.clients) if client.test is not None]
-        scores = self._all([Job(client, None) for client in tested], shared)
-        return {client: scores[client] for client in tested}
+        """Evaluate the deployed model of each client that is evaluated on its own test samples."""
+        scores = self._all([Job(client, None) for client in self._setup.evaluated], shared)
+        return {client: scores[client] for client in self._setup.evaluated}
 
-    def states(self) -> dict[int, Any]:
+    def states(self) -> Mapping[int, Any]:
         """Return the personal state of every client that took part."""
         return self._inline.states()
 
     def restore(self, states: Mapping[int, Any]) -> None:
-        """Continue from such states."""
+        """Continue from such states; other clients keep theirs."""
         self._inline.restore(states)
 
     def memory(self) -> list[int]:

@@ -17,7 +17,14 @@ from quped._vmap import entering_vmap
 from quped.algorithms import Deployed
 from quped.errors import BadUpdateError, InvalidValueError, RunError
 from quped.simulation._naming import naming
-from quped.simulation.client_round import batches_of, check_update, client_round, compute_client, one_thread
+from quped.simulation.client_round import (
+    batches_of,
+    bound_update,
+    check_update,
+    client_round,
+    compute_client,
+    one_thread,
+)
 from quped.simulation.engines.base import average
 from quped.simulation.engines.inline import InlineEngine
 from quped.simulation.setup import Setup
@@ -73,7 +80,9 @@ class VmapEngine:
                     except BadUpdateError as error:
                         self._setup.handle_bad_update(error)
                     else:
-                        done[number] = outcome
+                        personal, payload, loss = outcome
+                        most = self._setup.options.max_update_norm
+                        done[number] = personal, bound_update(payload, shared, most), loss
         self._inline.restore({number: personal for number, (personal, _, _) in done.items()})
         return average((done[number][1:] for number in chosen if number in done), clock)
 
