@@ -248,6 +248,23 @@ def test_records_of_older_versions(run: Path) -> None:
     assert first["clients"][0]["accuracy"] == result_of(run)["clients"][0]["accuracy"]
 
 
+def test_a_federation_on_other_machines(run: Path) -> None:
+    """Its record has another configuration, and of some clients neither size nor accuracy."""
+    (run / "config.json").unlink()
+    RunRecord(run).config({"seed": 3, "algorithm": {"name": "fedrep"}, "training": {"epochs": 10}, "nodes": NAMES})
+    values = {key: value for key, value in result_of(run).items() if key not in ("config", "files", "sha256", "sent")}
+    values["clients"][1] = {"name": "watch-1", "network": "mlp", "bits": {}, "samples": 3, "accuracy": None}
+    RunRecord(run).result(values | {"algorithm": "fedrep"})
+    data = held(render(read_all([run])))
+    (method,) = data["methods"]
+    assert (method["label"], data["runs"][0]["command"], data["runs"][0]["file"]) == ("FedRep", None, None)
+    assert [client["bytes"] is None for client in method["clients"]] == [False, True, False, False]
+    assert data["runs"][0]["config"]["training.epochs"] == "10"
+    (run / RESULT).unlink()
+    (unfinished,) = held(render(read_all([run])))["methods"]
+    assert (unfinished["algorithm"], len(unfinished["clients"])) == ("fedrep", 4)
+
+
 def test_damaged_records_are_named(run: Path, tmp_path: Path) -> None:
     """With the file."""
     fails(quped("report", "nowhere", cwd=tmp_path), "There is no folder nowhere")

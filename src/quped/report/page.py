@@ -98,7 +98,7 @@ def facts(families: Sequence[list[Run]]) -> list[str]:
     if len(families) > 1:
         return [f"{len(families)} runs side by side"]
     run = families[0][0]
-    options = run.recipe or run.experiment
+    options = run.options
     data = options.get("data")
     name = data.get("name") if isinstance(data, dict) else data
     clients, seed = len(client_names(run)), options.get("seed", run.config.get("seed"))
@@ -283,8 +283,9 @@ def provenance(run: Run) -> Values:
     shown = {"folder": str(run.folder), "versions": (run.result or {}).get("versions") or {}}
     if run.recipe is not None:
         return {**shown, "config": flatten(run.recipe), "command": train_command(run.recipe), "file": None}
-    seed = run.config.get("seed", 0)
-    command = f"quped run again.toml --seed {seed}" if run.experiment else ""
+    if not run.experiment:
+        return {**shown, "config": flatten(run.options), "command": None, "file": None}
+    command = f"quped run again.toml --seed {run.config.get('seed', 0)}"
     return {**shown, "config": flatten(run.experiment), "command": command, "file": toml(run.experiment)}
 
 
