@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := .venv-peers
 RAY    := .venv-ray
+FLOWER := .venv-flower
 PIP    := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-ray check lint format reference bench-peers clean
+.PHONY: help demo test test-flower test-ray check lint format reference bench-peers clean
 
 help:    ## list the commands
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -20,6 +21,9 @@ test: lint    ## format check, lint, types, then every test
 
 test-ray: $(RAY)/.ready    ## the tests of the engine "ray", in an environment of their own (minutes)
 	$(RAY)/bin/python -m pytest tests/simulation/test_ray.py tests/simulation/test_ray_nodes.py
+
+test-flower: $(FLOWER)/.ready    ## federations over real servers, with Flower, in an environment of its own (minutes)
+	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest tests/flower
 
 check: lint    ## the fast part of `make test`: under two minutes
 	$(BIN)/pytest -n auto -m 'not slow and not download'
@@ -40,7 +44,7 @@ bench-peers: $(PEERS)/.ready    ## our engine beside Flower and pfl-research, in
 	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
 
 clean:    ## remove the environments and every cache
-	rm -rf $(VENV) $(PEERS) $(RAY) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(RAY) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"quped needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}: try make PYTHON=python3.11 ...")'
@@ -62,4 +66,10 @@ $(PEERS)/.ready: $(READY)
 	for peer in 'flwr[simulation]>=1.41' 'pfl[pytorch]>=0.6'; do \
 		$(PEERS)/bin/$(PIP) --constraint $(PEERS)/torch.txt "$$peer" || echo "$$peer cannot be installed: left out."; \
 	done
+	@touch $@
+
+# Flower wants older versions of packages that the rest has in newer ones.
+$(FLOWER)/.ready: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/$(PIP) --constraint constraints-flower.txt --editable '.[flower]' hypothesis pytest pytest-xdist
 	@touch $@

@@ -22,7 +22,7 @@ LAYERS = (
     {"progress", "observers", "federation", "tuning"},
     {"testing", "_bench", "_bench_files", "_bench_networks", "report"},
     {"experiments"},
-    {"paper"},
+    {"paper", "flower"},
     {"cli"},
     {"__main__"},
 )
@@ -43,6 +43,8 @@ ONLY_IN = {
     "mlflow": {"observers"},
     "wandb": {"observers"},
     "pandas": {"result"},
+    "flwr": {"flower"},
+    "cryptography": {"flower"},
 }
 """Packages that come with an extra, and the parts that may import them."""
 

@@ -42,8 +42,7 @@ class Federation:
         global_model: ModelSource | None = None,
         seed: int = 0,
     ) -> None:
-        known = not isinstance(algorithm, type) and hasattr(algorithm, "server_update") and is_dataclass(algorithm)
-        check(known, "algorithm", "a dataclass instance such as QuPeD()", algorithm)
+        check_is_algorithm(algorithm)
         check_whole("seed", seed, 0)
         check(isinstance(clients, Iterable), "clients", "a list of Client(...)", clients)
         clients = list(clients)
@@ -138,3 +137,9 @@ class Federation:
         """Return, for each client, the parameters that are quantized, with their bits."""
         bits = {client.name: dict(client.spec.bits) for client in self._clients}
         return {name: bits[name] for name in self._names}
+
+
+def check_is_algorithm(value: object) -> None:
+    """Raise unless a value is an algorithm."""
+    known = not isinstance(value, type) and hasattr(value, "server_update") and is_dataclass(value)
+    check(known, "algorithm", "a dataclass instance such as QuPeD()", value)

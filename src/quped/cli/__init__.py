@@ -30,6 +30,7 @@ COMMANDS = {
     "data": "quped.cli.data",
     "paper": "quped.cli.paper",
     "bench": "quped.cli.bench",
+    "flower": "quped.cli.flower",
 }
 """The module of each command, whose `app` it is."""
 

@@ -77,13 +77,16 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Let no other process use a folder within the block; make it if need be, and remove it if it ends up empty."""
+def exclusive(folder: Path, *, seconds: float = PATIENCE) -> Iterator[None]:
+    """Let no other process use a folder within the block; make it if need be, and remove it if it ends up empty.
+
+    Wait for another process up to `seconds`.
+    """
     try:
         with ExitStack() as stack:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(folder / ".lock", seconds=PATIENCE))
+                stack.enter_context(locked(folder / ".lock", seconds=seconds))
                 remove_drafts(folder)
             except TimeoutError:
                 raise RunError(

@@ -9,7 +9,10 @@ import io
 import os
 import resource
 import secrets
+import signal
+import socket
 import tempfile
+import threading
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -418,7 +421,10 @@ def connected(address: str | None, workers: int | None) -> Iterator[None]:
                 "_temp_dir": folder,
             }
         try:
-            ray.init(**where, log_to_driver=False, logging_level="ERROR")
+            if address is not None:
+                knock(address)
+            with same_signals():
+                ray.init(**where, log_to_driver=False, logging_level="ERROR")
         except (RayError, OSError, ValueError, RuntimeError) as error:
             cause = str(error).splitlines()[0]
             if address is not None:
@@ -429,6 +435,22 @@ def connected(address: str | None, workers: int | None) -> Iterator[None]:
             ) from error
         stack.callback(ray.shutdown)
         yield
+
+
+def knock(address: str) -> None:
+    """Raise an OSError if nobody listens at an address with a port: Ray would try again for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+@contextmanager
+def same_signals() -> Iterator[None]:
+    """Leave SIGTERM to whoever had it before the block: Ray takes it, and a run writes a checkpoint on it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread() and before is not None:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -1,0 +1,4 @@
+class ObjectIdentifier: ...
+
+class NameOID:
+    COMMON_NAME: ObjectIdentifier
