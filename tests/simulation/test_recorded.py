@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.small_federation import CLASSES, clients, fit
+from helpers.small_federation import CLASSES, fit, samples
 
 from quped import FedAvg, Local, QuPeD
 from quped.quant.histogram import BINS, histogram
@@ -27,8 +27,8 @@ def test_rounds_and_classes_of_clients() -> None:
     result, whole = fit(QuPeD(), clients_per_round=2), fit(QuPeD())
     assert sum(client.rounds for client in result.clients) == 2 * result.rounds
     assert {client.rounds for client in whole.clients} == {whole.rounds}
-    for client, given in zip(result.clients, clients(QuPeD()), strict=True):
-        labels = np.asarray(given.train[1])
+    for i, client in enumerate(result.clients):
+        labels = np.asarray(samples(i, 20 + i)[1])
         assert client.classes == [int((labels == k).sum()) for k in range(max(labels) + 1)]
         assert len(client.classes) <= CLASSES
 

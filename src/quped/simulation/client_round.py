@@ -172,7 +172,8 @@ def evaluate_global(setup: Setup, w: ModelState) -> Score | None:
         ]
     if not scores:
         return None
-    return Score(*(float(np.mean([getattr(one, what) for one in scores])) for what in ("accuracy", "own_classes")))
+    accuracy, own_classes = np.mean([(one.accuracy, one.own_classes) for one in scores], axis=0).tolist()
+    return Score(accuracy, own_classes)
 
 
 @contextmanager
