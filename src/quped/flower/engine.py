@@ -403,6 +403,6 @@ def score_in(values: Mapping[str, Any]) -> Score | None:
     if "accuracy" not in values:
         return None
     score = Score(number(values["accuracy"]), number(values.get("own_classes")))
-    if not 0 <= score.accuracy <= 1 or not 0 <= score.own_classes <= 1:
+    if not all(0 <= share <= 1 for share in score[:2]):
         raise BadUpdateError(f"its accuracy is {values['accuracy']!r:.80}")
     return score
