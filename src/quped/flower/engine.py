@@ -71,14 +71,16 @@ class Courier:
         self._not_before: dict[int, float] = {}
 
     def join(self, names: Sequence[str], needed: int) -> None:
-        """Wait for all clients, then for those that are needed at least."""
+        """Wait for all clients; after some time, begin as soon as those that are needed at least are there."""
         began, told = time.monotonic(), -math.inf
+        patience = self._options.join_seconds
+        limit = patience if needed == len(names) else max(patience, self._options.round_seconds)
         while missing := [name for name in names if name not in self.members.known]:
             waited = time.monotonic() - began
-            if waited > self._options.join_seconds:
-                if len(names) - len(missing) >= needed:
-                    log.warning("The run begins without %s, which may join later.", ", ".join(missing))
-                    return
+            if waited > patience and len(names) - len(missing) >= needed:
+                log.warning("The run begins without %s, which may join later.", ", ".join(missing))
+                return
+            if waited > limit:
                 raise RunError(
                     f"After {waited:.0f} s {', '.join(missing)} have not joined: start their nodes, raise "
                     "`join_seconds`, or set `quorum` to begin with fewer."
