@@ -8,7 +8,7 @@ FLOWER := .venv-flower
 RAY    := .venv-ray
 PIP    := pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-flower test-ray check lint format reference bench-peers clean
+.PHONY: help demo test test-flower test-ray check lint format reference docs notebook bench-peers clean
 
 help:    ## list the commands
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -40,11 +40,17 @@ format: $(READY)    ## rewrite the code in the project's format
 reference: $(READY)    ## write docs/reference/api.md from the docstrings
 	$(BIN)/python docs/reference/generate.py
 
+docs: reference    ## write the documents and the reference as a site to site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebook: $(READY)    ## run examples/tour.ipynb and keep what it shows
+	$(BIN)/python docs/notebook.py
+
 bench-peers: $(PEERS)/.ready    ## our engine beside Flower and pfl-research, in turns (minutes; ARGS=--json for numbers)
 	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
 
 clean:    ## remove the environments and every cache
-	rm -rf $(VENV) $(PEERS) $(FLOWER) $(RAY) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(RAY) $(FLOWER) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"quped needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}: try make PYTHON=python3.11 ...")'

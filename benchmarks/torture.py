@@ -247,11 +247,14 @@ def file_trial(file: Path, read: Callable[[], Any], harm: Callable[[bytes, rando
 def make_file_trials(folder: Path) -> dict[str, Trial]:
     """Return trials for every kind of file that is read again."""
     checkpoints = Checkpoints(folder / "checkpoints")
-    checkpoints.save(3, {"a": torch.randn(20, 7), "b": torch.arange(5)}, {"round": 3, "about": {"curve": [1.5]}})
+    name, digest = checkpoints.save_part("clients", {"c": torch.randn(9, 5)}, {"groups": [[0, 1]]})
+    tensors = {"a": torch.randn(20, 7), "b": torch.arange(5)}
+    checkpoints.save(3, tensors, {"round": 3, "about": {"curve": [1.5]}}, {name: digest})
 
     def checkpoint() -> Any:
         latest = checkpoints.latest()
-        return None if latest is None else (tensor_digest(latest[0]), latest[1])
+        part, about = checkpoints.part(name)
+        return None if latest is None else (tensor_digest(latest[0] | part), latest[1], about)
 
     record = RunRecord.create(folder / "record")
     record.config({"format": 2, "preset": "x", "seed": 3, "config": {"training": {"lr": 0.1}, "compare": [1, 2]}})
@@ -299,6 +302,7 @@ def make_file_trials(folder: Path) -> dict[str, Trial]:
 
     trials = {
         "checkpoint": file_trial(checkpoints.files()[0], checkpoint),
+        "part": file_trial(checkpoints.folder / name, checkpoint),
         "config": file_trial(record.path / "config.json", record.read_config, harmed_json),
         "result": file_trial(record.path / "result.json", record.finished, harmed_json),
         "curves": file_trial(record.path / "curves.jsonl", record.finished),

@@ -1,8 +1,11 @@
 """The documents are true and keep their form: examples run, links and names lead somewhere, one sentence per line."""
 
 import importlib
+import os
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -126,6 +129,20 @@ def test_the_table_of_layers_is_in_order() -> None:
 def test_the_reference_is_up_to_date() -> None:
     render = runpy.run_path(str(DOCS / "reference" / "generate.py"))["render"]
     assert REFERENCE.read_text() == render(), "run `make reference`"
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    """No link leads nowhere, no page is left out, and what is outside of docs/ is on the site."""
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [str(Path(sys.executable).with_name("mkdocs")), "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    pages = {page.stem for page in (tmp_path / "site").rglob("*.html")}
+    assert pages >= {"index", *(path.stem for path in DOCUMENTS if path.name != "README.md")}
+    results = (tmp_path / "site" / "paper" / "results.html").read_text()
+    assert 'src="../results/mnist/curves.png"' in results
+    assert (tmp_path / "site" / "results" / "mnist" / "curves.png").exists()
 
 
 def test_the_readme_is_short() -> None:

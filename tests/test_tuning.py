@@ -14,6 +14,7 @@ from quped import tuning as module
 from quped.data import TensorSamples, as_samples
 from quped.errors import DataError, InvalidValueError, RunError
 from quped.simulation import Setup
+from quped.simulation.fit import fit as run_fit
 from quped.tuning import LR_FACTOR, PULLS, draw_settings, rungs, trial_setup
 from quped.typing import Batch, Phase
 
@@ -147,7 +148,7 @@ class KilledError(Exception):
 def test_killed_and_resumed_is_never_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a trial, too: finished trials are read, and the one under way continues at its checkpoint."""
     whole = tuned()
-    real, calls, rounds = module.fit, [0], [0]
+    calls, rounds = [0], [0]
 
     class Killer:
         def after_round(self, round_: Any) -> None:
@@ -157,7 +158,7 @@ def test_killed_and_resumed_is_never_interrupted(tmp_path: Path, monkeypatch: py
 
     def fit(*arguments: Any, callbacks: Any, **options: Any) -> FitResult:
         calls[0] += 1
-        return real(*arguments, **{**options, "checkpoint_every": 1}, callbacks=[*callbacks, Killer()])
+        return run_fit(*arguments, **{**options, "checkpoint_every": 1}, callbacks=[*callbacks, Killer()])
 
     monkeypatch.setattr(module, "fit", fit)
     with pytest.raises(KilledError):

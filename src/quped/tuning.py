@@ -19,6 +19,7 @@ from quped.quant import LinearSchedule
 from quped.records import Checkpoints, exclusive, plain, read_json, refuse_link, write_json
 from quped.simulation import Setup, TrainingOptions
 from quped.simulation.checkpoint import identity
+from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 from quped.simulation.schedule import Schedule
 from quped.typing import Phase
@@ -98,7 +99,9 @@ def tune(
         if folder is not None:
             stack.enter_context(exclusive(Path(folder)))
             records = Records(Path(folder), {"trials": trials, "run": identity(base), **(about or {})})
-        run = partial(run_trial, base, records, progress, workers=workers, checkpoint_every=checkpoint_every)
+        run = partial(
+            run_trial, base, records, progress, where=EngineChoice(workers=workers), checkpoint_every=checkpoint_every
+        )
         done: list[Trial] = []
         left = dict(enumerate(draw_settings(base, trials)))
         for size, epochs in rungs(trials, base.schedule.epochs):

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.program import FILE, fails, quped
@@ -52,7 +53,7 @@ def test_test_rows_change_nothing(tmp_path: Path) -> None:
         training = { epochs = 2, local_steps = 2, batch_size = 5 }
         """
     (tmp_path / "mine.toml").write_text(toml)
-    seen = []
+    seen: list[Any] = []
     for rows in (TESTED, [row + "5" for row in TESTED]):
         (tmp_path / "rows.csv").write_text("\n".join(["who,part,kind,x", *ROWS, *rows]))
         command = ("tune", "mine.toml", "--trials", "2", "--workers", "0", "--json")

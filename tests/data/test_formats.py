@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers import raw_files
 
-from quped.data.datasets import ag_news, cifar10, femnist, idx, mnist
+from quped.data.datasets import ag_news, audiomnist, cifar10, femnist, hapt, idx, mnist
 from quped.errors import DataError
 
 SMALL = 6
@@ -167,3 +167,73 @@ def test_femnist_labels_of_other_images() -> None:
         femnist.decode(files | {femnist.QMNIST_LABELS: raw_files.idx(np.ones((25, 8), np.int32))})
     with pytest.raises(DataError, match="0 writers have 4 to 6 digits, and 3 are needed"):
         femnist.decode(files | {femnist.QMNIST_LABELS: raw_files.qmnist([1] * 25)})
+
+
+def test_hapt_by_hand() -> None:
+    """Windows lie within a stretch, half a window apart; a person's first experiment is for training."""
+    tensors = hapt.decode("x", {"x": raw_files.zipped(raw_files.hapt_files())})
+    # Rows 3 to 258 are 256: windows begin at the rows 3, 67 and 131, and the next has 142 rows, room for one.
+    assert tensors["train_labels"].tolist() == [4, 4, 4, 0, 1, 1]
+    assert tensors["train_people"].tolist() == [7, 7, 7, 7, 8, 8]
+    assert (tensors["test_labels"].tolist(), tensors["test_people"].tolist()) == ([11, 1], [7, 8])
+    second = tensors["train_signals"][1]
+    assert second.shape == (6, 1, 128)
+    assert second[:, 0, 0].tolist() == [1, 66, -66, 1, -1, 66 / 8]  # row 67 is number 66 from 0
+    assert second[1, 0].tolist() == list(range(66, 66 + 128))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels.txt": b""}, "labels.txt is empty"),
+        ({"labels.txt": b"1 7 5 1 128 9\n"}, "labels.txt does not hold 5 numbers"),
+        ({"labels.txt": b"1 7 13 1 128\n"}, "stretch of experiment 1"),
+        ({"labels.txt": b"1 7 5 300 401\n"}, "stretch of experiment 1"),
+        ({"labels.txt": b"9 7 5 1 128\n"}, "no acc_exp09_user07.txt"),
+        ({"labels.txt": b"1 7 5 1 128\n"}, "no windows for the test data"),
+        ({"gyro_exp02_user07.txt": b"1 2 3\n1 2\n"}, "gyro_exp02_user07.txt does not hold 3 numbers"),
+        ({"gyro_exp02_user07.txt": b"1 2 nan\n"}, "gyro_exp02_user07.txt does not hold 3 numbers"),
+    ],
+)
+def test_wrong_hapt(changes: dict[str, bytes], message: str) -> None:
+    """Each defect names its file."""
+    with pytest.raises(DataError, match=message):
+        hapt.decode("x", {"x": raw_files.zipped(raw_files.hapt_files() | changes)})
+
+
+def test_wrong_hapt_archives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No archive, another archive, and one that would fill the memory."""
+    whole = raw_files.zipped(raw_files.hapt_files())
+    for content in (b"<html></html>", whole[: len(whole) // 2]):
+        with pytest.raises(DataError, match="x is not a whole zip archive"):
+            hapt.decode("x", {"x": content})
+    with pytest.raises(DataError, match=r"no RawData/labels\.txt"):
+        hapt.decode("x", {"x": raw_files.zipped(raw_files.hapt_files(), folder="Train")})
+    monkeypatch.setattr(hapt, "LARGEST", 10)
+    with pytest.raises(DataError, match="more than"):
+        hapt.decode("x", {"x": whole})
+
+
+def test_audiomnist_by_hand() -> None:
+    """The eleventh take of each digit is for testing."""
+    tensors = audiomnist.decode({audiomnist.FILE: raw_files.audiomnist_file()})
+    assert tensors["train_images"].shape == (40, 1, 32, 32)
+    assert tensors["test_images"][:, 0, 0, 0].tolist() == [10, 21, 32, 43]
+    assert tensors["test_labels"].tolist() == [0, 1, 0, 1]
+    assert tensors["test_people"].tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html></html>", "is not an archive"),
+        (raw_files.audiomnist_file(labels=np.array([{}] * 44)), "is not an archive"),  # it would be unpickled
+        (raw_files.audiomnist_file(takes=np.zeros(7, np.uint8)), "each with a label"),
+        (raw_files.audiomnist_file(images=np.zeros((44, 28, 28), np.uint8)), "pictures of 32 x 32"),
+        (raw_files.audiomnist_file(labels=np.full(44, 10, np.uint8)), "labels of ten classes"),
+    ],
+)
+def test_wrong_audiomnist(content: bytes, message: str) -> None:
+    """Nothing is unpickled, and each defect is named."""
+    with pytest.raises(DataError, match=f"{audiomnist.FILE} .*{message}"):
+        audiomnist.decode({audiomnist.FILE: content})

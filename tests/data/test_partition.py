@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quped._rng import generator
 from quped.data import Dataset, TensorSamples
-from quped.data.partition import DRAWS, Share, by_classes, by_dirichlet, by_writer, iid, parsed, split
+from quped.data.partition import DRAWS, Share, by_classes, by_dirichlet, by_person, by_writer, iid, parsed, split
 from quped.errors import DataError, InvalidValueError
 
 CIFAR10 = [5000] * 10, [1000] * 10
@@ -244,3 +244,27 @@ def test_nearly_all_classes_per_client(classes: int, clients: int, each: int) ->
         assert [len(np.unique(labels[share.train])) for share in shares] == [each] * clients
         owners = np.bincount(np.concatenate([np.unique(labels[share.train]) for share in shares]))
         assert owners.max() - owners.min() <= 1
+
+
+def test_by_person_keeps_the_split() -> None:
+    """A client has all training and all test samples of its people, and shares none of them."""
+    train, test = np.repeat([3, 5, 8, 9], [4, 2, 3, 1]), np.repeat([3, 5, 8, 9], [1, 2, 2, 5])
+    shares = by_person(train, test, 2, 2, generator(0, "partition"))
+    check_all_dealt([share.train for share in shares], len(train))
+    check_all_dealt([share.test for share in shares], len(test))
+    for share in shares:
+        assert set(train[share.train]) == set(test[share.test])
+        assert len(set(train[share.train])) == 2
+    with pytest.raises(DataError, match="3 clients with 2 people each need 6 people but the data has 4"):
+        by_person(train, test, 3, 2, generator(0, "partition"))
+
+
+def test_people_must_be_known() -> None:
+    samples = TensorSamples(torch.zeros(6, 1), torch.arange(6) % 2)
+    people = np.repeat([1, 2, 3], 2), np.repeat([3, 2, 1], 2)
+    known = Dataset("known", samples, samples, 2, (1,), people=people)
+    shares = split(known, "people=1", 3, 0)
+    assert sorted(tuple(share.train) for share in shares) == [(0, 1), (2, 3), (4, 5)]
+    assert all(people[0][share.train[0]] == people[1][share.test[0]] for share in shares)
+    with pytest.raises(DataError, match="people of 'unknown' are not known"):
+        split(Dataset("unknown", samples, samples, 2, (1,)), "people=1", 3, 0)

@@ -49,6 +49,7 @@ def tied() -> nn.Sequential:
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "cnn1": (lambda: build("cnn1", (1, 8, 8), 10), (1, 8, 8)),
     "cnn2": (lambda: build("cnn2", (3, 16, 16), 10), (3, 16, 16)),
+    "cnn1d": (lambda: build("cnn1d", (6, 1, 40), 12), (6, 1, 40)),
     "mlp": (lambda: build("mlp", (1, 8, 8), 10, hidden=(32, 24)), (1, 8, 8)),
     "varied": (varied, IMAGE),
     "tied": (tied, (4,)),

@@ -5,8 +5,9 @@ import io
 import json
 import struct
 import tarfile
+import zipfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +82,47 @@ def archive(files: Mapping[str, bytes], folder: str = "package") -> bytes:
             entry = tarfile.TarInfo(f"{folder}/{name}")
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def hapt_files(
+    labels: str = "1 7 5 3 258\n1 7 1 259 400\n2 7 12 1 128\n3 8 2 1 200\n4 8 2 1 128\n", rows: int = 400
+) -> Files:
+    """Make the text files of HAPT: row t of experiment e has e, t, -t, and e, -e, t / 8 for the second sensor."""
+    files = {"labels.txt": labels.encode()}
+    for experiment, person in ((1, 7), (2, 7), (3, 8), (4, 8)):
+        for kind, row in (("acc", "{e} {t} -{t}"), ("gyro", "{e} -{e} {x}")):
+            text = "".join(row.format(e=experiment, t=t, x=t / 8) + "\n" for t in range(rows))
+            files[f"{kind}_exp{experiment:02d}_user{person:02d}.txt"] = text.encode()
+    return files
+
+
+def zipped(files: Mapping[str, bytes], folder: str = "RawData") -> bytes:
+    """Write a zip archive, with the files in a folder."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(str(PurePosixPath(folder, name)), content)
+    return buffer.getvalue()
+
+
+def audiomnist_file(**changes: NDArray[np.generic]) -> bytes:
+    """Make the archive of AudioMNIST: two speakers, two digits, 11 takes; the pixels of a picture are its number."""
+    count = 2 * 2 * 11
+    numbers = np.arange(count)
+    arrays: dict[str, NDArray[np.generic]] = {
+        "images": np.broadcast_to(numbers[:, None, None], (count, 32, 32)).astype(np.uint8),
+        "labels": (numbers // 11 % 2).astype(np.uint8),
+        "speakers": (numbers // 22 + 1).astype(np.uint8),
+        "takes": (numbers % 11).astype(np.uint8),
+    }
+    return zipped({f"{name}.npy": npy(array) for name, array in (arrays | changes).items()}, folder="")
+
+
+def npy(array: NDArray[np.generic]) -> bytes:
+    """Write NumPy's format."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
     return buffer.getvalue()
 
 

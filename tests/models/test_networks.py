@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from quped.errors import NetworkError, QupedError
-from quped.models import CNN, FunctionalNetwork, ResNet, TextClassifier, cnn1, cnn2, mlp, quantizable, resnet
+from quped.models import CNN, FunctionalNetwork, ResNet, TextClassifier, cnn1, cnn1d, cnn2, mlp, quantizable, resnet
 from quped.models.resnet import Block
 from quped.models.select import check_quantizable, last_layer
 from quped.typing import ModelState
@@ -23,6 +23,23 @@ def test_cnns_take_the_papers_images(make: Callable[..., CNN], shape: tuple[int,
     assert network(torch.zeros(2, *shape)).shape == (2, 10)
     weights = [name for name, p in network.named_parameters() if p.dim() > 1]
     assert quantizable(network) == tuple(weights[1:-1])
+
+
+def test_cnn1d_fits_a_watch() -> None:
+    """Windows of HAPT: the weights between the first and the last at 2 bits, all else in float32."""
+    network = cnn1d((6, 1, 128), 12)
+    quantized = quantizable(network)
+    sizes = {name: p.numel() for name, p in network.named_parameters()}
+    assert sum(sizes[name] for name in quantized) == 16 * 32 * 5 + 32 * 32 * 5 + 32 * 16 * 32
+    packed = sum(n / 4 if name in quantized else 4 * n for name, n in sizes.items())
+    assert 9_500 < packed < 10_500
+    assert network(torch.randn(2, 6, 1, 128)).shape == (2, 12)
+
+
+@pytest.mark.parametrize(("shape", "words"), [((1, 28, 28), "takes signals"), ((6, 1, 7), "too short")])
+def test_cnn1d_refuses_what_is_no_signal(shape: tuple[int, ...], words: str) -> None:
+    with pytest.raises(NetworkError, match=words):
+        cnn1d(shape, 12)
 
 
 def test_cnn1_on_cifar_is_lenet() -> None:

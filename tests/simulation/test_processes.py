@@ -18,7 +18,8 @@ from helpers.deadly import with_deadly_client
 from helpers.small_federation import Net, Rounds, algorithms, assert_same, clients, samples
 from torch import Tensor, nn
 
-from quped import Client, Federation, FitResult, Local, QuPeD, QupedError, Round
+from quped import Client, FedAvg, Federation, FitResult, Local, QuPeD, QupedError, Round
+from quped._bench_networks import batchnorm_cnn
 from quped.algorithms import AnyAlgorithm
 from quped.simulation.engines import usable_cores
 
@@ -232,3 +233,26 @@ def test_the_number_of_workers() -> None:
     assert set(seen) == {min(5, usable_cores())}
     with pytest.raises(QupedError, match="number of workers must be a whole number of at least 0, got -1"):
         fit(QuPeD(), clients(QuPeD(), 2), workers=-1)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), QuPeD()], ids=lambda algorithm: algorithm.name)
+def test_convolutions_agree_bit_for_bit(algorithm: AnyAlgorithm) -> None:
+    """PyTorch's, which keep their channels last in between: states are in the usual order, wherever they were."""
+    network = batchnorm_cnn()
+    rng = torch.Generator().manual_seed(0)
+    members = [
+        Client(
+            f"c{i}",
+            train=(torch.randn(12, 3, 32, 32, generator=rng), torch.arange(12) % 10),
+            test=(torch.randn(10, 3, 32, 32, generator=rng), torch.arange(10)),
+            model=network,
+            bits=2 if algorithm.quantizes else 32,
+            end_bits=8 if algorithm.quantizes else None,
+        )
+        for i in range(2)
+    ]
+    one, other = (
+        Federation(members, algorithm).fit(epochs=3, batch_size=6, local_steps=1, momentum=0.9, workers=workers)
+        for workers in (0, 2)
+    )
+    assert_same(one, other)

@@ -198,7 +198,7 @@ def in_session(leader: int) -> list[int]:
 
 def test_late_rounds_see_what_early_ones_left() -> None:
     """States come back to the engine after every round, and can be taken from it and given to another."""
-    setup = Federation(clients(QuPeD()), QuPeD(), Net, seed=3).setup(epochs=2, batch_size=8)
+    setup = Federation(clients(QuPeD()), QuPeD(), Net, seed=3).setup(epochs=2, batch_size=8, local_steps=2)
     engines = [EngineChoice(name).open(setup) for name in ("inline", "ray")]
     shared = setup.algorithm.init_shared(setup.clients[0].spec)
     means = [engine.run_round(shared, setup.schedule.clock(0), [0, 2]) for engine in engines]

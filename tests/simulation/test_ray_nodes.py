@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,20 +30,21 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
     for name, value in LOCAL.items():
         monkeypatch.setenv(name, value)
-    options: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 100_000_000}
+    monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)  # the loopback address for all
     # A lost node is noticed within seconds instead of half a minute.
     quick = {"health_check_period_ms": 1000, "health_check_timeout_ms": 4000, "health_check_failure_threshold": 3}
-    cluster = Cluster(
-        initialize_head=True, head_node_args={**options, "include_dashboard": False, "_system_config": quick}
-    )
-    try:
-        for _ in range(2):
-            cluster.add_node(**options)
-        cluster.wait_for_nodes(120)
-        yield cluster.address
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with tempfile.TemporaryDirectory(prefix="quped-", ignore_cleanup_errors=True) as folder:
+        options: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "temp_dir": folder}
+        options |= {"object_store_memory": 100_000_000, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args={**options, "_system_config": quick})
+        try:
+            for _ in range(2):
+                cluster.add_node(**options)
+            cluster.wait_for_nodes(120)
+            yield cluster.address
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 @dataclass(frozen=True)

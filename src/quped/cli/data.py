@@ -54,7 +54,7 @@ def table(*columns: str) -> Table:
 def state(dataset: RemoteDataset) -> tuple[DatasetInfo, str, str]:
     """Return the facts about a data set, whether it is stored, and its source."""
     routes = [route for layout in dataset.layouts for route in layout.routes]
-    sources = ", ".join(dict.fromkeys(str(route[0]) for route in routes))
+    sources = ", ".join(dict.fromkeys(str(route[0]) for route in routes)) or dataset.origin
     if not dataset.file.exists():
         return dataset.info, "no", sources
     try:
@@ -103,7 +103,7 @@ def fetch(
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="A data set.", show_default=False)],
-    partition: Annotated[str, typer.Option(help="classes=N, dirichlet=ALPHA, writers=N or iid.")] = "iid",
+    partition: Annotated[str, typer.Option(help="classes=N, dirichlet=ALPHA, writers=N, people=N or iid.")] = "iid",
     clients: Annotated[int, typer.Option(help="Number of clients.", min=1)] = 50,
     seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="A PNG file, by default named after the partition.")] = None,

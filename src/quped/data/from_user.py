@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from quped._rng import torch_seeded
-from quped.data.samples import Samples, TensorSamples, root_of
+from quped.data.samples import Samples, Subset, TensorSamples, root_of
 from quped.errors import DataError
 from quped.typing import Batch
 
@@ -57,7 +57,7 @@ def as_samples(data: Data, what: str, tried: set[int] | None = None) -> Samples:
         data = stacked(data, what)
     if isinstance(data, tuple | list):
         samples: Samples = from_pair(data, what)
-    elif all(hasattr(data, name) for name in ("labels", "batch", "__len__")):
+    elif type(data) is Subset or all(hasattr(data, name) for name in ("labels", "batch", "__len__")):
         samples = cast(Samples, data)
     elif isinstance(data, torch.utils.data.Dataset):
         samples = from_torch(data, what)

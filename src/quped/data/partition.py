@@ -1,6 +1,6 @@
-"""The partition of a data set among clients: by class, by writer, by a Dirichlet draw, or at random.
+"""The partition of a data set among clients: by class, by writer, by person, by a Dirichlet draw, or at random.
 
-A scheme names a partition in one word: `classes=4`, `dirichlet=0.3`, `writers=3` or `iid`. See `split`.
+A scheme names a partition in one word: `classes=4`, `dirichlet=0.3`, `writers=3`, `people=1` or `iid`. See `split`.
 """
 
 import math
@@ -171,15 +171,8 @@ def by_writer(
     check_whole("number of clients", clients, 1)
     check_whole("number of writers per client", writers_per_client, 1)
     check(0 < number(test_fraction) < 1, "test fraction", "between 0 and 1", test_fraction)
-    known = np.unique(writers)
-    if clients * writers_per_client > len(known):
-        raise DataError(
-            f"{clients} clients with {writers_per_client} writers each need {clients * writers_per_client} writers but "
-            f"the data has {len(known)}: use fewer clients or fewer writers per client."
-        )
-    chosen = rng.permutation(known)[: clients * writers_per_client].reshape(clients, writers_per_client)
     shares = []
-    for mine in chosen:
+    for mine in drawn("writers", np.unique(writers), clients, writers_per_client, rng):
         train, test = [], []
         for writer in mine:
             samples = rng.permutation(np.flatnonzero(writers == writer))
@@ -188,6 +181,26 @@ def by_writer(
             test.append(samples[kept:])
         shares.append(Share(join(train), join(test)))
     return checked(shares)
+
+
+def by_person(
+    train: Indices, test: Indices, clients: int, people_per_client: int, rng: np.random.Generator
+) -> list[Share]:
+    """Give each client all samples of random people; `train` and `test` have the person of each sample."""
+    check_whole("number of clients", clients, 1)
+    check_whole("number of people per client", people_per_client, 1)
+    chosen = drawn("people", np.intersect1d(train, test), clients, people_per_client, rng)
+    return checked([Share(*(np.flatnonzero(np.isin(half, mine)) for half in (train, test))) for mine in chosen])
+
+
+def drawn(what: str, known: Indices, clients: int, per_client: int, rng: np.random.Generator) -> Indices:
+    """Return a row of random people for each client; nobody is in two."""
+    if clients * per_client > len(known):
+        raise DataError(
+            f"{clients} clients with {per_client} {what} each need {clients * per_client} {what} but the data has "
+            f"{len(known)}: use fewer clients or fewer {what} per client."
+        )
+    return rng.permutation(known)[: clients * per_client].reshape(clients, per_client)
 
 
 def join(parts: list[Indices]) -> Indices:
@@ -246,7 +259,9 @@ def split(dataset: Dataset, scheme: str, clients: int, seed: int) -> list[Share]
         return by_dirichlet(train, test, clients, value, rng)
     if kind == "iid":
         return iid(train, test, clients, rng)
-    raise DataError(f"The writers of '{dataset.name}' are not known: use classes=N, dirichlet=ALPHA or iid.")
+    if kind == "people" and dataset.people is not None:
+        return by_person(*dataset.people, clients, int(value), rng)
+    raise DataError(f"The {kind} of '{dataset.name}' are not known: use classes=N, dirichlet=ALPHA or iid.")
 
 
 def parsed(scheme: str) -> tuple[str, float]:
@@ -255,10 +270,10 @@ def parsed(scheme: str) -> tuple[str, float]:
         return scheme, 0
     kind, _, text = scheme.partition("=")
     try:
-        value = {"classes": int, "dirichlet": float, "writers": int}[kind](text)
+        value = {"classes": int, "dirichlet": float, "writers": int, "people": int}[kind](text)
     except (KeyError, ValueError):
         raise InvalidValueError(
-            f"The partition must be classes=N, dirichlet=ALPHA, writers=N or iid, got {scheme!r}."
+            f"The partition must be classes=N, dirichlet=ALPHA, writers=N, people=N or iid, got {scheme!r}."
         ) from None
     if kind == "dirichlet":
         check_alpha(value)

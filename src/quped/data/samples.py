@@ -99,3 +99,5 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     writers: NDArray[np.int64] | None = None
     """The writer of each sample. If known, `train` and `test` are one pool that is partitioned by writer."""
+    people: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """The person of each training and of each test sample, if known: one split for all, whoever gets the samples."""

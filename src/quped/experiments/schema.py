@@ -124,7 +124,7 @@ class Data(Section):
 
     name: Annotated[str, AfterValidator(dataset_name)]
     partition: Annotated[str, AfterValidator(known_partition)]
-    """Who gets what: `classes=N`, `dirichlet=ALPHA`, `writers=N` or `iid`."""
+    """Who gets what: `classes=N`, `dirichlet=ALPHA`, `writers=N`, `people=N` or `iid`."""
     evaluate_on: Where = "test"
 
 
@@ -217,6 +217,13 @@ class MLP(NetworkSection):
     )
 
 
+class CNN1D(NetworkSection):
+    """A network for signals."""
+
+    name: Literal["cnn1d"]
+    width: Number = Field(default=1.0, gt=0, le=100)
+
+
 class ResNet(NetworkSection):
     """A ResNet for 32x32 images."""
 
@@ -236,7 +243,7 @@ def named(value: object) -> object:
 
 
 NetworkChoice = Annotated[
-    CNN | MLP | ResNet | Text,
+    CNN | CNN1D | MLP | ResNet | Text,
     Field(discriminator="name"),
     BeforeValidator(named),
 ]
@@ -370,7 +377,7 @@ class Experiment(Section):
     """Further algorithms, run on the same clients beside the first one."""
 
     @property
-    def global_network(self) -> CNN | MLP | ResNet | Text | None:
+    def global_network(self) -> CNN | CNN1D | MLP | ResNet | Text | None:
         """The network of the global model: that of the first group unless the file names one, if there is a group."""
         return self.global_model or (self.clients[0].model if self.clients else None)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quped.errors import NetworkError
-from quped.models import CNN, MLP
+from quped.models import CNN, CNN1D, MLP
 from quped.models.cnn import ConvPool
 from quped.models.select import network_name
 
@@ -143,7 +143,7 @@ def layers(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]
     """Yield the plain layers of a network in the order of its forward pass."""
     if type(module) is MLP:
         yield name, nn.Flatten()
-    if type(module) in (nn.Sequential, CNN, MLP):
+    if type(module) in (nn.Sequential, CNN, CNN1D, MLP):
         for key, child in module._modules.items():  # `named_children` would leave out a layer that is there twice
             if child is not None:
                 yield from layers(child, f"{name}.{key}".lstrip("."))

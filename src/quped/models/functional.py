@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from quped._vmap import under_vmap
 from quped.errors import NetworkError
 from quped.models.select import check_quantizable, last_layer, network_name
 from quped.typing import ModelState, Params
@@ -72,6 +73,8 @@ class FunctionalNetwork:
         """What `quped.models.build` made it from, if it did."""
         self.structure = repr(self._evaluation)
         """Its layers in words, without their weights."""
+        self._channels_last = any(type(part) is nn.Conv2d for part in module.modules())
+        """Whether images go in with their channels last, as PyTorch's convolutions and pooling are fastest."""
         self._slots = {train: slots(self._training if train else self._evaluation) for train in (True, False)}
 
     def check_quantizable(self, names: Sequence[str]) -> None:
@@ -91,14 +94,26 @@ class FunctionalNetwork:
                 for name, tensor in tensors.items():
                     for place, key, _ in held[name]:
                         place[key] = tensor
-            logits: Tensor = module(*inputs)
+            logits: Tensor = module(*self._laid_out(inputs))
             if train:  # in place or by assignment: what counts is what the module holds now
                 buffers = {name: place[key].detach() for name in buffers for place, key, _ in held[name][:1]}
+        except RuntimeError as error:
+            if not self._channels_last or "view size is not compatible" not in str(error):
+                raise
+            self._channels_last = False  # the module flattens with view(), which needs the usual order of memory
+            return self(params, buffers, inputs, train=train)
         finally:
             for places in held.values():
                 for place, key, own in places:
                     place[key] = own
         return logits, buffers
+
+    def _laid_out(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the inputs in the order of memory that suits the network; torch.func.vmap knows one only."""
+        if not self._channels_last or under_vmap():
+            return inputs
+        last = torch.channels_last
+        return tuple(part.contiguous(memory_format=last) if part.dim() == 4 else part for part in inputs)
 
     def logit_bias(self, inputs: tuple[Tensor, ...]) -> str | None:
         """Name the parameter of the last layer that is added to the logits, if there is one: tried on these inputs."""

@@ -9,6 +9,7 @@ from quped.errors import InvalidValueError, did_you_mean
 from quped.models.cnn import cnn1, cnn2
 from quped.models.mlp import mlp
 from quped.models.resnet import resnet
+from quped.models.signal import cnn1d
 from quped.models.text import text
 
 
@@ -18,6 +19,7 @@ def _resnet_of(depth: int) -> Callable[[Sequence[int], int], nn.Module]:
 
 NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "cnn1": cnn1,
+    "cnn1d": cnn1d,
     "cnn2": cnn2,
     "mlp": mlp,
     "resnet8": _resnet_of(8),

@@ -7,27 +7,28 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from quped.errors import InvalidValueError, RunError
-from quped.paper import claims, compare
+from quped.paper import claims, compare, summary
 from quped.paper.curves import draw
 from quped.paper.table import Table
 from quped.records import write_bytes
 
 BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-CLAIMS = "claims"
+CLAIMS, SUMMARY = "claims", "summary"
 
 
 def fill(text: str, tables: Iterable[Table], folder: Path) -> str:
     """Return a document with each block between `<!-- results: TABLE -->` and `<!-- end -->` made from the records.
 
-    Every table with records must have a block. `claims` in the place of a table stands for the claims.
+    Every table with records must have a block. In the place of a table, `claims` and `summary` stand for these.
     """
     tables = list(tables)
     blocks = [match[2] for match in BLOCK.finditer(text)]
-    if unknown := sorted(set(blocks) - {table.name for table in tables} - {CLAIMS}):
+    if unknown := sorted(set(blocks) - {table.name for table in tables} - {CLAIMS, SUMMARY}):
         raise RunError(f"The document asks for the results of a table '{unknown[0]}', which does not exist.")
     if text.count("<!-- results: ") != len(blocks):
         raise RunError("A block of results in the document has no <!-- end -->: each needs its own.")
-    content = {table.name: compare.markdown(compare.compare(table, folder)) for table in tables}
+    comparisons = {table.name: compare.compare(table, folder) for table in tables}
+    content = {name: compare.markdown(comparison) for name, comparison in comparisons.items()}
     if not any(content.values()):
         raise RunError(f"There is no record of any table in {folder}: name the folder of the records with --out.")
     if missing := [name for name, table in content.items() if table and name not in blocks]:
@@ -37,6 +38,7 @@ def fill(text: str, tables: Iterable[Table], folder: Path) -> str:
         )
     if CLAIMS in blocks:
         content[CLAIMS] = claims.markdown(claims.findings(tables, folder))
+    content[SUMMARY] = summary.markdown(summary.summarize(comparisons.values()))
     return BLOCK.sub(lambda match: f"{match[1]}{content[match[2]]}\n{match[3]}", text)
 
 
@@ -59,8 +61,11 @@ def update(document: Path, tables: Iterable[Table], folder: Path) -> None:
     """Write a document, and the files of tables beside the records, from the records."""
     tables = list(tables)
     text = fill(read(document), tables, folder)
-    for table in tables:
-        write_table(table, compare.compare(table, folder), folder)
+    comparisons = [compare.compare(table, folder) for table in tables]
+    for table, comparison in zip(tables, comparisons, strict=True):
+        write_table(table, comparison, folder)
+    if pairs := summary.summarize(comparisons):
+        summary.draw(pairs, folder / f"{SUMMARY}.png")
     write_bytes(document, text.encode())
 
 

@@ -25,6 +25,9 @@ from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 from quped.typing import Clock, Phase
 
+SIZES = "bytes_file", "bytes_packed"
+"""The sizes of a model that records have; of those of clients, the mean."""
+
 
 def execute(
     run: PaperRun,
@@ -121,7 +124,7 @@ def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers:
         "seconds": round(result.seconds, 3),
         "samples": sum(len(client.train) for client in setup.clients),
         "test_samples": {client.name: client.test_samples for client in result.clients},
-        "bytes_file": float(np.mean([client.bytes_file for client in result.clients])),
+        **{size: float(np.mean([getattr(client, size) for client in result.clients])) for size in SIZES},
     }
 
 
@@ -138,7 +141,7 @@ def run_network(recipe: Recipe, scratch: Path, observers: Sequence[Observer]) ->
     return {
         "accuracy": {"mean": result["accuracy"]},
         "test_samples": {NETWORK: result["test_samples"]},
-        "bytes_file": result["bytes_file"],
+        **{size: result[size] for size in SIZES},
         "curve": [{key: point[key] for key in ("epoch", "accuracy", "loss")} for point in result["curve"]],
         "seconds": result["seconds"],
         "images_per_second": result["images_per_second"],

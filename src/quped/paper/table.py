@@ -47,6 +47,8 @@ class Row(Options):
     """Of the curve, as Matplotlib writes it."""
     highlight: bool = False
     """Whether the row stands out in pictures and terminals."""
+    flagship: bool = False
+    """Whether the summary shows this row at its bits, whichever other is better."""
     ours: bool = False
     """Whether the paper does not have this row."""
     seeds: int | None = None

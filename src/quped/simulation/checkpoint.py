@@ -84,7 +84,7 @@ class Checkpointer:
     def _save(self, round_: Round) -> None:
         number = round_.clock.round
         if not self._about_clients:
-            name, digest = self._checkpoints.save_part(f"{number:09d}-clients", {}, {"clients": self._identity.clients})
+            name, digest = self._checkpoints.save_part("clients", {}, {"clients": self._identity.clients})
             self._about_clients[name] = digest
         states = self._parts.update(number, self._engine.states(), self._changed)
         self._changed.clear()

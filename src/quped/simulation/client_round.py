@@ -169,7 +169,9 @@ def evaluate_global(setup: Setup, w: ModelState) -> Score | None:
             evaluate_model(setup, setup.clients[client], setup.global_network, w, test)
             for client, test in setup.evaluated.items()
         ]
-    return Score(*(float(np.mean(column)) for column in zip(*scores, strict=True))) if scores else None
+    if not scores:
+        return None
+    return Score(*(float(np.mean([getattr(one, what) for one in scores])) for what in ("accuracy", "own_classes")))
 
 
 @contextmanager

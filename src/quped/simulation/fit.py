@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def collect(
     w = held if isinstance(held, ModelState) else None  # some methods average parameters alone
     numbers = {client.name: i for i, client in enumerate(setup.clients)}
     accuracy = curve[-1].accuracy
-    took_part = participation(setup, rounds)
+    took_part = cache(lambda: participation(setup, rounds))  # many numbers, where there are many clients
 
     def model(name: str) -> Deployed:
         # A copy: under some methods all clients have the same tensors, or the initial ones.
@@ -122,7 +123,7 @@ def collect(
         rounds=rounds,
         seconds=seconds,
         curve=curve,
-        describe=lambda name: describe(clients[name], pack(name), accuracy.get(name), took_part[name]),
+        describe=lambda name: describe(clients[name], pack(name), accuracy.get(name), took_part()[name]),
         models=Computed(setup.names, model),
         files=Computed(setup.names, lambda name: to_bytes(pack(name))),
         networks=Computed(setup.names, lambda name: clients[name].network),

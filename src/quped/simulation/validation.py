@@ -13,7 +13,7 @@ from quped.algorithms import AnyAlgorithm, ClientSpec
 from quped.client import Client, ModelSource
 from quped.data import Samples, as_samples
 from quped.data.from_user import dtype_name
-from quped.data.samples import rows_of
+from quped.data.samples import root_of, rows_of
 from quped.errors import InvalidValueError, NetworkError, QupedError, check
 from quped.models import FunctionalNetwork
 from quped.simulation.bits import Weights, budget_plan, client_bits, unquantized
@@ -66,6 +66,8 @@ class Networks:
         self._made: dict[int, FunctionalNetwork] = {}
         self._weights: dict[int, Weights] = {}
         self._bits: dict[Hashable, dict[str, int]] = {}
+        self._kinds: dict[int, Hashable] = {}
+        """Of the inputs of samples of which clients have subsets, by the id of the whole."""
         self._outputs: dict[Hashable, int] = {}
 
     def make(self, source: ModelSource, who: str) -> FunctionalNetwork:
@@ -99,23 +101,23 @@ class Networks:
 
     def outputs(self, network: FunctionalNetwork, samples: Samples, what: str) -> int:
         """Run a network on one sample, once for each kind of input, and return the number of its outputs."""
-        if (rows := rows_of(samples)) is not None and (key := self._kind(network, rows)) in self._outputs:
-            return self._outputs[key]
-        with torch_seeded(self._seed, "kind"):  # PyTorch data sets, and networks, may be random
-            inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
-            if (key := self._kind(network, inputs)) not in self._outputs:
-                self._outputs[key] = count_outputs(network, inputs, what)
-        return self._outputs[key]
+        root, rows = root_of(samples), rows_of(samples)
+        kind = self._kinds.get(id(root)) if rows is None else kind_of(rows)
+        if (id(network), kind) not in self._outputs:
+            with torch_seeded(self._seed, "kind"):  # PyTorch data sets, and networks, may be random
+                inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
+                kind = kind_of(inputs)
+                if (id(network), kind) not in self._outputs:
+                    self._outputs[id(network), kind] = count_outputs(network, inputs, what)
+            if root is not samples:
+                self._kinds[id(root)] = kind
+        return self._outputs[id(network), kind]
 
     def logit_bias(self, network: FunctionalNetwork, samples: Samples) -> str | None:
         """Name the parameter that a network adds to its logits, if there is one."""
         with torch_seeded(self._seed, "kind"):
             inputs = samples.batch(torch.zeros(1, dtype=torch.long)).inputs
         return network.logit_bias(inputs)
-
-    @staticmethod
-    def _kind(network: FunctionalNetwork, inputs: tuple[Tensor, ...]) -> Hashable:
-        return id(network), *((x.shape[1:], x.dtype) for x in inputs)
 
     def _module(self, source: ModelSource, who: str) -> nn.Module:
         made: object = source
@@ -128,6 +130,11 @@ class Networks:
         if not isinstance(made, nn.Module):
             raise NetworkError(f"The model of {who} must be an nn.Module or a function that makes one, got {made!r}.")
         return made
+
+
+def kind_of(inputs: tuple[Tensor, ...]) -> Hashable:
+    """Return the form of inputs, without their number."""
+    return tuple((x.shape[1:], x.dtype) for x in inputs)
 
 
 def count_outputs(network: FunctionalNetwork, inputs: tuple[Tensor, ...], what: str) -> int:

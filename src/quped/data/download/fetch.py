@@ -100,7 +100,8 @@ def obtain(
                 say(f"{dataset.name}: {error}")
                 failures.append(f"{source}: {error}")
     tried = "".join(f"\n  - {failure}" for failure in failures)
-    raise DataError(f"The data set '{dataset.name}' could not be fetched. Tried:{tried}\n{by_hand(dataset)}")
+    attempts_told = f" Tried:{tried}" if failures else ""
+    raise DataError(f"The data set '{dataset.name}' could not be fetched.{attempts_told}\n{by_hand(dataset)}")
 
 
 def read_placed(folder: Path, name: str, layout: Layout) -> Files:
@@ -140,7 +141,8 @@ def by_hand(dataset: RemoteDataset) -> str:
         choices += [route[0].file for route in layout.routes if len(route) == 1]
         choices.append(", ".join(layout.files))
     listed = "".join(f"\n  - {choice}" for choice in choices)
+    origin = f"It is made from {dataset.origin}, and there is no download. " if dataset.origin else ""
     return (
-        f"To place it by hand, put one of these into a folder (each file may be gzipped) and run "
+        f"{origin}To place it by hand, put one of these into a folder (each file may be gzipped) and run "
         f"`quped data fetch {dataset.name} --from FOLDER`:{listed}"
     )

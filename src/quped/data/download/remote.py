@@ -51,6 +51,8 @@ class RemoteDataset:
     layouts: tuple[Layout, ...]
     build: Callable[[Path], Dataset]
     """Makes the data set from its stored file."""
+    origin: str = ""
+    """The origin of the raw files, where no download has them in this form."""
 
     @property
     def file(self) -> Path:

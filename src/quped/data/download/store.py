@@ -5,7 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import safetensors.torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -83,6 +85,12 @@ def read(file: Path) -> Stored:
     if VERIFIED[key] != metadata.get("checksum"):
         raise DataError(f"{file} is damaged, its content is not what was stored: {remedy}.")
     return Stored(tensors, VERIFIED[key], metadata.get("source", "unknown"))
+
+
+def people(file: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the person of each training and of each test sample of a stored data set."""
+    tensors = read(file).tensors
+    return tensors["train_people"].numpy(), tensors["test_people"].numpy()
 
 
 VERIFIED: dict[tuple[Path, int, int, int], str] = {}

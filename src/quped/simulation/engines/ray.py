@@ -9,7 +9,10 @@ import io
 import os
 import resource
 import secrets
+import signal
+import socket
 import tempfile
+import threading
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,6 +51,9 @@ with extra("ray"):
 
 AHEAD = 2
 """Jobs that an actor is given at once: the next one is there when the first is done."""
+
+MOST_FILES = 4
+"""How often an actor is sent a file for one job: a client may have several, unless one was changed meanwhile."""
 
 START_SECONDS = 300.0
 """How long to wait for the first actor: a cluster may be busy with the work of others."""
@@ -204,6 +210,8 @@ class Work:
     results: dict[int, Any] = field(default_factory=dict)
     attempts: Counter[Job | None] = field(default_factory=Counter)
     """How often an actor died of a job, or, under None, while it was starting."""
+    missed: Counter[Job] = field(default_factory=Counter)
+    """How often an actor had no file for a job."""
 
 
 class RayEngine:
@@ -340,7 +348,8 @@ class RayEngine:
             actor.hello = None
             return
         job, _ = actor.jobs.popleft()
-        if isinstance(answer, store.NotHereError):
+        if isinstance(answer, store.NotHereError) and work.missed[job] < MOST_FILES:
+            work.missed[job] += 1
             self._send_file(actor, answer.file)
             actor.clients.discard(job.client)
             self._send(actor, job, work)
@@ -418,7 +427,10 @@ def connected(address: str | None, workers: int | None) -> Iterator[None]:
                 "_temp_dir": folder,
             }
         try:
-            ray.init(**where, log_to_driver=False, logging_level="ERROR")
+            if address is not None:
+                knock(address)
+            with same_signals():
+                ray.init(**where, log_to_driver=False, logging_level="ERROR")
         except (RayError, OSError, ValueError, RuntimeError) as error:
             cause = str(error).splitlines()[0]
             if address is not None:
@@ -429,6 +441,22 @@ def connected(address: str | None, workers: int | None) -> Iterator[None]:
             ) from error
         stack.callback(ray.shutdown)
         yield
+
+
+def knock(address: str) -> None:
+    """Raise an OSError if nobody listens at an address with a port: Ray would try again for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+@contextmanager
+def same_signals() -> Iterator[None]:
+    """Leave SIGTERM to whoever had it before the block: Ray takes it, and a run writes a checkpoint on it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread() and before is not None:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
