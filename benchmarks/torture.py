@@ -18,9 +18,11 @@ The trials follow from the seed; a failure names the trial, which `--only NAME:N
 """
 
 import argparse
+import base64
 import contextlib
 import ctypes
 import dataclasses
+import gzip
 import hashlib
 import importlib
 import io
@@ -586,7 +588,7 @@ PRELOADED = ("matplotlib.backends.backend_agg", "matplotlib.figure", "sklearn.da
 PRELOADED += ("torch.fx.experimental.symbolic_shapes", *(f"quped.cli.{name}" for name in ("run", "train", "paper")))
 """Modules that children would import: this takes longer than their runs."""
 
-CLOCK = {"seconds", "images_per_second", "threads", "date", "sha256", "files"}
+CLOCK = {"seconds", "images_per_second", "threads", "date", "sha256", "files", "folder"}
 """What differs between equal runs."""
 
 
@@ -603,10 +605,21 @@ def outcome(folder: Path) -> dict[str, str]:
         content = file.read_bytes()
         if file.suffix in (".json", ".jsonl"):
             lines = [content] if file.suffix == ".json" else content.splitlines()
-            content = json.dumps([timeless(json.loads(line)) for line in lines]).encode()
+            content = b"".join(map(comparable, lines))
+        if file.name == "report.html":
+            content = COMPRESSED.sub(lambda data: comparable(gzip.decompress(base64.b64decode(data[0]))), content)
         timed = file.suffix in (".png", ".md") or file.name.startswith("round-")  # these hold seconds, too
         found[str(file.relative_to(folder))] = "" if timed else hashlib.sha256(content).hexdigest()
     return found
+
+
+COMPRESSED = re.compile(rb"H4sI[A-Za-z0-9+/=]+")
+"""The data of a report: JSON, compressed by gzip, in base64."""
+
+
+def comparable(content: bytes) -> bytes:
+    """Return JSON without what a clock told."""
+    return json.dumps(timeless(json.loads(content))).encode()
 
 
 def timeless(values: Any) -> Any:
@@ -725,14 +738,18 @@ class Runs:
 
     def _kill_in_time(self, program: Program, place: Path, workers: int, kind: str, rng: random.Random) -> None:
         child = Child(place.parent, lambda: program.start(place, workers))
-        if child.wait(rng.uniform(0.0, self._calm[program.name].seconds)) is not None:
-            return
         if kind == "worker":
-            others = [pid for pid in child.members() if pid != child.pid]
-            with contextlib.suppress(ProcessLookupError, IndexError):
+            others: list[int] = []
+            while not others:
+                if child.wait(rng.uniform(0.0, 0.2)) is not None:
+                    return
+                others = [pid for pid in child.members() if pid != child.pid]
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(rng.choice(others), signal.SIGKILL)
                 self.kills[kind] += 1
             child.finish()
+        elif child.wait(rng.uniform(0.0, self._calm[program.name].seconds / 2)) is not None:
+            return
         else:
             (os.killpg if kind == "group" else os.kill)(child.pid, signal.SIGKILL)
             self.kills[kind] += child.finish() == -signal.SIGKILL
