@@ -20,7 +20,7 @@ test: lint    ## format check, lint, types, then every test
 	$(BIN)/pytest -n auto
 
 test-flower: $(FLOWER)/.ready    ## federations over real servers, with Flower, in an environment of its own (minutes)
-	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest -n 2 --dist loadfile tests/flower
+	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest -n 4 --dist loadfile tests/flower
 
 test-ray: $(RAY)/.ready    ## the tests of the engine "ray", in an environment of their own (minutes)
 	$(RAY)/bin/python -m pytest tests/simulation/test_ray.py tests/simulation/test_ray_nodes.py
@@ -44,7 +44,7 @@ docs: reference    ## write the documents and the reference as a site to site/; 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebook: $(READY)    ## run examples/tour.ipynb and keep what it shows
-	$(BIN)/python docs/notebook.py
+	$(BIN)/python docs/run_notebook.py
 
 bench-peers: $(PEERS)/.ready    ## our engine beside Flower and pfl-research, in turns (minutes; ARGS=--json for numbers)
 	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)

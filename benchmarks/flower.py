@@ -4,8 +4,9 @@
 
 It needs the environment of `make test-flower`.
 
-- *inline*: what the slowest client takes in the inline engine.
-- *ours*: what the slowest node takes: computing, packing and the disk.
+- *inline*: what a client takes in the inline engine.
+- *node*: what a node takes for the same, in turns with it: computing, packing and the disk.
+- *ours*: the same over real servers, where three nodes share the cores of this machine; the slowest of them.
 - *rest*: starting processes, imports, the app's data, looking for messages, sending them.
 """
 
@@ -26,8 +27,9 @@ from quped import _tree
 from quped.federation import Federation
 from quped.flower.app import App, Project
 from quped.flower.new import new_app
-from quped.flower.options import parse
-from quped.flower.wire import flatten, form_of, pack
+from quped.flower.node import Node
+from quped.flower.options import parse, resolve, to_json
+from quped.flower.wire import Request, flatten, form_of, pack
 from quped.simulation import Setup
 from quped.simulation.client_round import evaluate_client, initial_personal, one_thread, run_client
 
@@ -43,21 +45,39 @@ def setup_of(folder: Path) -> Setup:
     return Federation(clients, app.algorithm(), app.global_model, options.seed).setup(training)
 
 
-def inline_seconds(setup: Setup, repeats: int) -> float:
-    """Return the median seconds that the slowest client takes for a round with its evaluation."""
-    shared, clock = setup.algorithm.init_shared(setup.clients[0].spec), setup.schedule.clock(0)
+def inline_seconds(setup: Setup) -> float:
+    """Return the seconds that the first client takes for a round with its evaluation."""
+    shared, clock, client = (
+        setup.algorithm.init_shared(setup.clients[0].spec),
+        setup.schedule.clock(0),
+        setup.clients[0],
+    )
+    assert client.test is not None
+    began = time.perf_counter()
+    personal, _, _ = run_client(setup, client, shared, initial_personal(setup, client, shared), clock)
+    evaluate_client(setup, client, client.test, shared, personal)
+    return time.perf_counter() - began
 
-    def seconds(number: int) -> float:
-        client = setup.clients[number]
-        began = time.perf_counter()
-        personal = initial_personal(setup, client, shared)
-        personal, _, _ = run_client(setup, client, shared, personal, clock)
-        assert client.test is not None
-        evaluate_client(setup, client, client.test, shared, personal)
-        return time.perf_counter() - began
 
+def node_seconds(folder: Path, setup: Setup, run: str) -> float:
+    """Return the seconds that its node takes, without loading the app and its data."""
+    name = setup.clients[0].name
+    project = Project.read(folder)
+    node = Node.start(project.config, {**project.nodes[name], "state": str(folder / "alone")}, folder)
+    shared = setup.algorithm.init_shared(setup.clients[0].spec)
+    sizes = [len(client.train) for client in setup.clients]
+    options = to_json(resolve(setup.options, sizes, len(sizes), quantizes=True))
+    reply = node.train(Request(run, 0, setup.seed, options, flatten(shared)))
+    pack(reply.values, reply.flat)
+    return time.monotonic() - node.loaded
+
+
+def side_by_side(folder: Path, setup: Setup, repeats: int) -> tuple[float, float]:
+    """Return the median seconds of a client in the inline engine, and at its node."""
     with one_thread():
-        return median(max(seconds(i) for i in range(len(setup.clients))) for _ in range(repeats))
+        inline_seconds(setup)
+        pairs = [(inline_seconds(setup), node_seconds(folder, setup, f"run{i}")) for i in range(repeats)]
+    return median(inline for inline, _ in pairs), median(node for _, node in pairs)
 
 
 def bytes_per_message(setup: Setup) -> tuple[int, int]:
@@ -95,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=9, help="of the comparison with the inline engine")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / NAME
@@ -105,10 +126,11 @@ def main() -> None:
         words = project.read_text().replace("epochs = 30", f"epochs = {options.rounds}")
         project.write_text(words.replace("local_steps = 60", "local_steps = 20"))
         setup = setup_of(folder)
-        inline = inline_seconds(setup, 5)
+        inline, node = side_by_side(folder, setup, options.repeats)
         sent, payload = bytes_per_message(setup)
         result = {
             "inline_seconds": inline,
+            "node_seconds": node,
             **{f"{key}_seconds": value for key, value in measure(folder).items() if key != "rounds"},
             "bytes_sent": sent,
             "bytes_payload": payload,

@@ -33,7 +33,7 @@ ONLY_IN = {
     "requests": {"data"},
     "PIL": {"data"},
     "pydantic": {"experiments", "paper"},
-    "tomli_w": {"experiments"},
+    "tomli_w": {"experiments", "report"},
     "typer": {"cli"},
     "rich": {"cli", "progress", "report"},
     "matplotlib": {"report", "paper"},
@@ -102,4 +102,4 @@ def test_algorithms_draw_no_random_numbers_and_touch_no_files() -> None:
 
 def test_the_front_door_is_small() -> None:
     for name in ("__init__", "client", "federation", "result", "errors"):
-        assert len((ROOT / f"{name}.py").read_text().splitlines()) <= 220, name
+        assert len((ROOT / f"{name}.py").read_text().splitlines()) <= 230, name

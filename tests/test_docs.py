@@ -257,7 +257,7 @@ def test_one_sentence_per_line(path: Path) -> None:
 
 
 PRIVATE_WORDS = (
-    r"told|tells?|anew|go(?:es)? on|so many|those of|that of|first together|meets? in|quped\+|local\+|centers\+"
+    r"told|tells?|anew|go(?:es)? on|so many|those of|that of|first together|meets? in|local\+|centers\+"
     r"|centralized|eta3_over_eta1|admission"
 )
 

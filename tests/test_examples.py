@@ -61,7 +61,7 @@ def shown(notebook: Any) -> list[list[tuple[str, ...]]]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of the machinery of notebooks
 def test_the_notebook_shows_what_its_code_gives() -> None:
-    notebook = runpy.run_path(str(ROOT / "docs" / "notebook.py"))
+    notebook = runpy.run_path(str(ROOT / "docs" / "run_notebook.py"))
     committed = notebook["written"]()
     assert shown(notebook["executed"]()) == shown(committed), "run `make notebook`"
     kinds = [kind for cell in shown(committed) for output in cell for kind in output]

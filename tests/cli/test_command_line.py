@@ -145,7 +145,10 @@ MISTAKES = [
     (["training.epoch=3"], ["training.epoch:", "Did you mean 'epochs'?"]),
     (["algorithm.name=fedavg", "algorithm.tau=2"], ["fedavg has no hyperparameter 'tau'. There are none."]),
     (["data.partition=classes=11"], ["number of classes per client must be a whole number from 1 to 10, got 11"]),
-    (["data.partition=class=3"], ["data.partition", "classes=N, dirichlet=ALPHA, writers=N or iid", "'class=3'"]),
+    (
+        ["data.partition=class=3"],
+        ["data.partition", "classes=N, dirichlet=ALPHA, writers=N, people=N or iid", "'class=3'"],
+    ),
     (["data.partition=writers=3"], ["writers of 'digits' are not known"]),
     (["clients[0].model=text"], ["text takes texts"]),
     (["clients[0].count=800"], ["use fewer clients"]),

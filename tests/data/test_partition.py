@@ -204,7 +204,7 @@ def test_scheme_by_writer() -> None:
 @pytest.mark.parametrize("scheme", ["classes", "classes=x", "classes=1.5", "dirichlet=", "iid=3", "shards=2", ""])
 def test_unknown_scheme(scheme: str) -> None:
     """The error lists the schemes."""
-    with pytest.raises(InvalidValueError, match="must be classes=N, dirichlet=ALPHA, writers=N or iid"):
+    with pytest.raises(InvalidValueError, match="must be classes=N, dirichlet=ALPHA, writers=N, people=N or iid"):
         parsed(scheme)
 
 

@@ -65,6 +65,31 @@ def test_a_node_that_crashes_is_asked_again(grids: Grids, tmp_path: Path, after:
     assert_equals_inline(tmp_path, inline("quped"))
 
 
+def test_a_node_that_goes_away_is_waited_for(grids: Grids, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it was looked for, it may answer when it is back."""
+    grid = grids(retries=1)
+    away, looks = grid.nodes[11], 0
+
+    def leave() -> Error:
+        del grid.nodes[11]
+        return crash()
+
+    grid.nodes[11].change = Failing(leave)
+    there = grid.get_nodes
+
+    def get_nodes() -> Any:
+        nonlocal looks
+        looks += 11 not in grid.nodes
+        if looks > 20:
+            grid.nodes[11] = away
+        return there()
+
+    monkeypatch.setattr(grid, "get_nodes", get_nodes)
+    serve(grid, grid.run_config)
+    assert looks > 20
+    assert_equals_inline(tmp_path, inline("quped"))
+
+
 class KilledError(Exception):
     pass
 

@@ -70,7 +70,10 @@ class Page:
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
         self.resize(self._width)
-        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": self._scheme}])
+        features = {"prefers-color-scheme": self._scheme, "prefers-reduced-motion": "reduce"}
+        self._call(
+            "Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in features.items()]
+        )
         self._call("Page.navigate", url=self._address)
         self.wait("document.documentElement?.dataset.ready")
         return self
@@ -104,7 +107,8 @@ class Page:
         """Click the middle of an element."""
         place = f"document.querySelector({json.dumps(selector)})"
         self(f"{place}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
-        box = self(f"{place}.getBoundingClientRect().toJSON()")
+        settled = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        box = self(f"{settled}.then(() => {place}.getBoundingClientRect().toJSON())")
         self.mouse(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, "mousePressed", "mouseReleased")
 
     def mouse(self, x: float, y: float, *kinds: str) -> None:

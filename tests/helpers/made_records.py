@@ -70,6 +70,7 @@ def make_method(
             "network": "mlp",
             "bits": bits,
             "samples": int(rng.integers(20, 200)),
+            "test_samples": 200,
             "accuracy": accuracy[name],
             "parameters": 1000,
             "bytes_file": int(rng.integers(900, 1100)) * (1 if bits else 4),

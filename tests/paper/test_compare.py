@@ -31,8 +31,8 @@ def test_mean_deviation_and_difference_by_hand(table: Table, tmp_path: Path) -> 
     write_record(tmp_path, one_run(table, "quped-2bit-ste", 1), 0.95)  # a later seed alone
     ours, ste = line(table, "quped-2bit", tmp_path), line(table, "quped-2bit-ste", tmp_path)
     # The sample deviation of 90 and 94 is the root of 8.
-    assert ours.texts() == ("QuPeD", "2", "92.00 ± 2.83", "", "", "", "", "2", "90.00 ± 0.50", "+2.00")
-    assert ste.texts() == ("QuPeD, STE (ours)", "2", "95.00", "", "", "", "", "1", "", "")
+    assert ours.texts() == ("QuPeD", "2", "92.00 ± 2.83", "", "", "", "", "", "2", "90.00 ± 0.50", "+2.00")
+    assert ste.texts() == ("QuPeD, STE (ours)", "2", "95.00", "", "", "", "", "", "1", "", "")
     assert values(table, compare(table, tmp_path))["columns"]["digits"][1]["accuracies"] == {1: 95.0}
 
 

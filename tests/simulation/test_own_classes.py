@@ -55,7 +55,8 @@ class Scaled(nn.Module):
         self.last = nn.Linear(FEATURES, 3)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return 2 * self.last(inputs)
+        logits: torch.Tensor = 2 * self.last(inputs)
+        return logits
 
 
 @pytest.mark.parametrize(

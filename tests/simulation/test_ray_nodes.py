@@ -34,8 +34,9 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # A lost node is noticed within seconds instead of half a minute.
     quick = {"health_check_period_ms": 1000, "health_check_timeout_ms": 4000, "health_check_failure_threshold": 3}
     with tempfile.TemporaryDirectory(prefix="quped-", ignore_cleanup_errors=True) as folder:
-        options: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "temp_dir": folder}
-        options |= {"object_store_memory": 100_000_000, "include_dashboard": False}
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        options: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+        options["object_store_memory"] = 100_000_000
         cluster = Cluster(initialize_head=True, head_node_args={**options, "_system_config": quick})
         try:
             for _ in range(2):

@@ -235,19 +235,22 @@ def move_centers(problem: Problem, learner: Learner, h: Params, lam: Mapping[str
     x, c, hyper = learner.x.params, learner.c, problem.hyper
     if not hyper.update_centers:
         return learner
-    move = partial(step_centers, center_prox=hyper.center_prox)
-    return learner._replace(
-        c={k: move(c[k], h[k], x[k], assigned[k], lam=lam[k], **center_rates(problem, x[k], c[k])) for k in c}
-    )
+    moved = {}
+    for k in c:
+        eta2, clip = center_rates(problem, x[k], c[k])
+        moved[k] = step_centers(
+            c[k], h[k], x[k], assigned[k], lam=lam[k], eta2=eta2, clip=clip, center_prox=hyper.center_prox
+        )
+    return learner._replace(c=moved)
 
 
-def center_rates(problem: Problem, x: Tensor, c: Tensor) -> dict[str, float]:
+def center_rates(problem: Problem, x: Tensor, c: Tensor) -> tuple[float, float]:
     """Return the learning rate of a tensor's centers, and the size to which their gradients are cut."""
     hyper = problem.hyper
     if hyper.center_lr_ratio is None:
-        return {"eta2": hyper.eta2, "clip": hyper.center_grad_clip}
+        return hyper.eta2, hyper.center_grad_clip
     weights = x.numel() / c.shape[0]
-    return {"eta2": hyper.center_lr_ratio * problem.clock.lr / math.sqrt(weights), "clip": math.inf}
+    return hyper.center_lr_ratio * problem.clock.lr / math.sqrt(weights), math.inf
 
 
 def step_through(problem: Problem, learner: Learner) -> tuple[Learner, Tensor]:
@@ -274,7 +277,7 @@ def descended(problem: Problem, learner: Learner, grads: Params, assigned: Param
     if not problem.hyper.update_centers:
         return c
     h = {k: by_centers(grads[k], c[k], assigned[k]) for k in c}
-    return {k: descend_centers(c[k], h[k], **center_rates(problem, x[k], c[k])) for k in c}
+    return {k: descend_centers(c[k], h[k], *center_rates(problem, x[k], c[k])) for k in c}
 
 
 def finetune(problem: Problem, learner: Learner, penalty: Params | None) -> tuple[Learner, Tensor]:

@@ -15,7 +15,7 @@ from quped.report.page import write_report
 Runs = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN_OR_FOLDER...",
+        metavar="RUN_OR_FOLDER",
         help="The folder of a run, or one with several runs in it. Several are shown side by side.",
         show_default=False,
     ),

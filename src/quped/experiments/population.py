@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from quped._rng import generator
-from quped.algorithms import FULL_PRECISION, AnyAlgorithm
+from quped.algorithms import FULL_PRECISION, AnyAlgorithm, FedAvgFT, Quantization
 from quped.client import Client, ModelSource
 from quped.data import Dataset, Samples, as_samples, subset
 from quped.data.by_client import ByClient, Shares, content_digest
@@ -19,8 +20,9 @@ from quped.data.datasets import DATASETS
 from quped.data.partition import hold_out, split
 from quped.errors import DataError, RunError
 from quped.experiments.own_data import Own, assign, load_own
-from quped.experiments.schema import Data, Experiment, Group, NetworkSection
+from quped.experiments.schema import Data, Experiment, Group, NetworkSection, Newcomers
 from quped.federation import Federation
+from quped.result import FitResult
 
 Maker = Callable[[NetworkSection], Callable[[], nn.Module]]
 """Returns the function that makes a network: one per network, so that clients with the same network form a group."""
@@ -44,6 +46,9 @@ class Population:
             maker = maker_of(own.samples)
             self._clients = own_clients(own, experiment, seed, maker)
             self.facts = facts_of(own.samples, self._clients)
+        self._newcomers: list[Client] = []
+        if experiment.newcomers is not None:
+            self._clients, self._newcomers = apart(self._clients, experiment.newcomers, seed)
         self._network = experiment.global_network
         self._shared: ModelSource | None = None if self._network is None else maker(self._network)
 
@@ -55,6 +60,14 @@ class Population:
         """
         clients = [suited(client, algorithm, self._shared) for client in self._clients]
         return Federation(clients, algorithm, self._shared, self._seed)
+
+    def newcomers(self, algorithm: AnyAlgorithm, result: FitResult) -> Federation:
+        """Return the clients that took no part in a run: each has the global model that it left, and learns alone."""
+        start = self._shared if result.global_model is None else result.global_module()
+        late = [suited(client, algorithm, start) for client in self._newcomers]
+        clients = late if start is None else [replace(client, model=start) for client in late]
+        alone = FedAvgFT(warmup_epochs=0, quantization=getattr(algorithm, "quantization", Quantization()))
+        return Federation(clients, alone, start, self._seed)
 
     def warn_of_replacements(self, algorithm: AnyAlgorithm) -> None:
         """Warn of networks and bits that a method cannot give the clients as the experiment has them."""
@@ -79,6 +92,18 @@ class Population:
                 f"The data are not those with which the run in {where} began: restore them, or begin again with "
                 "--overwrite."
             )
+
+
+def apart(clients: Sequence[Client], newcomers: Newcomers, seed: int) -> tuple[list[Client], list[Client]]:
+    """Return the clients that take part, and the last ones, who do not, with few of their training samples."""
+    if newcomers.count >= len(clients):
+        raise DataError(f"{newcomers.count} newcomers leave none of {len(clients)} clients to learn from: use fewer.")
+    late = []
+    for client in clients[-newcomers.count :]:
+        train = as_samples(client.train, f"train data of client '{client.name}'")
+        drawn = generator(seed, "newcomer", client.name).permutation(len(train))[: newcomers.samples]
+        late.append(replace(client, train=subset(train, np.sort(drawn))))
+    return list(clients[: -newcomers.count]), late
 
 
 def maker_of(data: Dataset | ByClient) -> Maker:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from quped._evaluate import Evaluation
 from quped.errors import QupedError, RunError
+from quped.experiments.newcomers import welcome
 from quped.experiments.population import Population
 from quped.experiments.schema import Experiment
 from quped.records import (
@@ -24,7 +26,7 @@ from quped.records import (
     refuse_link,
 )
 from quped.report.hurt import REFERENCES, share_below
-from quped.result import FORMAT
+from quped.result import FORMAT, FitResult
 from quped.simulation import Observer, Round, Setup
 from quped.simulation.checkpoint import recorded_curve
 from quped.simulation.engines import EngineChoice
@@ -71,12 +73,13 @@ def run_experiment(
         records = claim(folders, configs, overwrite=overwrite, resume=resume)
         results: list[Result] = []
         titles = distinct([type(setup.algorithm).__name__ for setup in setups])
-        for setup, record, config, title in zip(setups, records, configs, titles, strict=True):
+        for method, setup, record, config, title in zip(methods, setups, records, configs, titles, strict=True):
             result = record.finished("algorithm", "accuracy", "clients", "seconds")
             if result is None:
                 observers = [] if follow is None else follow(title)
                 try:
-                    result = run_method(setup, record, config, where, checkpoint_every, observers)
+                    after = partial(welcome, experiment, population, method, where=where)
+                    result = run_method(setup, record, config, where, checkpoint_every, observers, after)
                 except QupedError as error:
                     record.fail(str(error))
                     records[0].fail(str(error))
@@ -98,8 +101,9 @@ def run_method(
     where: EngineChoice,
     checkpoint_every: int,
     observers: Sequence[Observer],
+    after: Callable[[FitResult], Result],
 ) -> Result:
-    """Run one algorithm, from its last checkpoint on if there is one, and record it."""
+    """Run one algorithm, from its last checkpoint on if there is one, and record it, with what comes after it."""
     record.rewind([point_of(evaluation) for evaluation in recorded_curve(record.checkpoints)])
     trained = fit(
         setup,
@@ -110,7 +114,7 @@ def run_method(
     )
     for client, content in trained.files.items():
         record.model(client, content)
-    result = {"preset": config["preset"], **trained.to_dict(), "config": config["config"]}
+    result = {"preset": config["preset"], **trained.to_dict(), **after(trained), "config": config["config"]}
     record.result(result)
     return result
 

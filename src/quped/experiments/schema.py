@@ -35,7 +35,7 @@ from quped.records import DEFAULT_ALGORITHM
 from quped.simulation import TrainingOptions
 from quped.simulation.bits import BITS
 from quped.simulation.budget import parse_bytes
-from quped.simulation.options import find_mistakes
+from quped.simulation.options import MOST, find_mistakes
 
 
 def known_bits(bits: int) -> int:
@@ -362,6 +362,16 @@ def check_groups(groups: tuple[Group, ...], info: ValidationInfo) -> tuple[Group
     return groups
 
 
+class Newcomers(Section):
+    """The last clients take no part in the run. After it, each learns alone, from the global model if there is one."""
+
+    count: Whole = Field(ge=1, le=MOST_CLIENTS)
+    samples: Whole = Field(ge=1)
+    """Training samples of each, drawn from all that the client has."""
+    epochs: Whole = Field(ge=1, le=MOST)
+    """Of learning alone."""
+
+
 class Experiment(Section):
     """A whole experiment file."""
 
@@ -375,6 +385,7 @@ class Experiment(Section):
     algorithm: AlgorithmOptions = {"name": DEFAULT_ALGORITHM}
     compare: tuple[Peer, ...] = ()
     """Further algorithms, run on the same clients beside the first one."""
+    newcomers: Newcomers | None = None
 
     @property
     def global_network(self) -> CNN | CNN1D | MLP | ResNet | Text | None:

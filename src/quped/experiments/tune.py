@@ -10,9 +10,8 @@ from quped._extras import extra
 from quped.algorithms import AnyAlgorithm
 from quped.errors import RunError
 from quped.experiments.population import Population
-from quped.experiments.run import distinct
-from quped.experiments.schema import DEFAULT_ALGORITHM, validate
-from quped.records import write_bytes
+from quped.experiments.schema import validate
+from quped.records import DEFAULT_ALGORITHM, distinct, write_bytes
 from quped.tuning import TUNING, Tuning, tune
 
 BEST = "best.toml"

@@ -53,8 +53,8 @@ class Question:
     reason: str = "its node is not there"
     """Why there is no answer."""
     refused: bool = False
-    absent: bool = True
-    """Whether its node was not there when it was to be asked."""
+    absences: int = 0
+    """How often its node was not there, since it was last."""
 
 
 class Courier:
@@ -71,14 +71,16 @@ class Courier:
         self._not_before: dict[int, float] = {}
 
     def join(self, names: Sequence[str], needed: int) -> None:
-        """Wait for all clients, then for those that are needed at least."""
+        """Wait for all clients; after some time, begin as soon as those that are needed at least are there."""
         began, told = time.monotonic(), -math.inf
+        patience = self._options.join_seconds
+        limit = patience if needed == len(names) else max(patience, self._options.round_seconds)
         while missing := [name for name in names if name not in self.members.known]:
             waited = time.monotonic() - began
-            if waited > self._options.join_seconds:
-                if len(names) - len(missing) >= needed:
-                    log.warning("The run begins without %s, which may join later.", ", ".join(missing))
-                    return
+            if waited > patience and len(names) - len(missing) >= needed:
+                log.warning("The run begins without %s, which may join later.", ", ".join(missing))
+                return
+            if waited > limit:
                 raise RunError(
                     f"After {waited:.0f} s {', '.join(missing)} have not joined: start their nodes, raise "
                     "`join_seconds`, or set `quorum` to begin with fewer."
@@ -150,11 +152,10 @@ class Courier:
     def _hopes(self, answers: Mapping[str, Any], questions: Mapping[str, Question], needed: int) -> bool:
         """Say whether it is worth waiting: for those that may still answer, and those without whom it cannot go on."""
         waiting = [question for name, question in questions.items() if name not in answers]
-        failed = [q for q in waiting if q.refused or (q.failures > self._options.retries and not q.absent)]
-        if len(questions) - len(failed) < needed:
-            return False
         hopeful = [q for q in waiting if not q.refused and q.failures <= self._options.retries]
-        return bool(hopeful) or len(answers) < needed
+        if len(answers) < needed:
+            return len(answers) + len(hopeful) >= needed
+        return any(q.absences <= self._options.retries for q in hopeful)
 
     def _ask_those_due(
         self,
@@ -170,14 +171,17 @@ class Courier:
             if name in answers or question.refused or question.message is not None or question.due > now:
                 continue
             node = self.members.node(name)
-            question.absent = node is None
-            if node is not None:
-                question.message = self._send(node, kind, content, group, end - now)
+            if node is None:
+                question.absences += 1
+                self._put_back(question, "its node is not there")
+                continue
+            question.absences = 0
+            question.message = self._send(node, kind, content, group, end - now)
             if question.message is None:
-                self._failed(question, "its node is not there" if node is None else "its node cannot be reached")
+                question.failures += 1
+                self._put_back(question, "its node cannot be reached")
 
-    def _failed(self, question: Question, reason: str) -> None:
-        question.failures += 1
+    def _put_back(self, question: Question, reason: str) -> None:
         question.reason = reason
         question.due = time.monotonic() + self._options.retry_seconds
 
@@ -194,7 +198,8 @@ class Courier:
         reply, reason = read(message)
         if reply is None:
             log.warning("'%s' failed: %s", name, reason)
-            self._failed(question, reason)
+            question.failures += 1
+            self._put_back(question, reason)
             return
         try:
             answers[name] = accept(name, reply)
@@ -403,6 +408,6 @@ def score_in(values: Mapping[str, Any]) -> Score | None:
     if "accuracy" not in values:
         return None
     score = Score(number(values["accuracy"]), number(values.get("own_classes")))
-    if not 0 <= score.accuracy <= 1 or not 0 <= score.own_classes <= 1:
+    if not all(0 <= share <= 1 for share in score[:2]):
         raise BadUpdateError(f"its accuracy is {values['accuracy']!r:.80}")
     return score

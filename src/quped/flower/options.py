@@ -22,7 +22,9 @@ class FlowerOptions:
     record: str = _option("runs/flower", "Folder of the run's record, on the server. A run continues from it.")
     seed: int = _option(0, "Every random choice follows from it.")
     quorum: int = _option(0, "Clients whose updates a round needs at least; 0: all that are chosen for it.")
-    join_seconds: float = _option(300.0, "How long the server waits for the nodes when a run begins.")
+    join_seconds: float = _option(
+        300.0, "How long the server waits for all nodes when a run begins. Then a quorum is enough."
+    )
     round_seconds: float = _option(1800.0, "How long a round may take.")
     retries: int = _option(5, "How often a node is asked again in a round after it failed.")
     retry_seconds: float = _option(5.0, "Seconds before a node is asked again.")

@@ -20,6 +20,7 @@ HEADER = (
     "Below local",
     "Below FedAvg",
     "w",
+    "New clients",
     "Seeds",
     "Paper",
     "Difference",
@@ -66,6 +67,14 @@ class Line(NamedTuple):
         known = [value for value in found if value is not None]
         return 100 * float(np.mean(known)) if len(known) == len(self.records) else None
 
+    @property
+    def newcomers(self) -> float | None:
+        """The same of clients that came after the run, mean over seeds; None if there are none."""
+        known = [
+            r["newcomers"][self.row.reads]["mean"] for r in self.records if self.row.reads in r.get("newcomers", {})
+        ]
+        return 100 * float(np.mean(known)) if len(known) == len(self.records) else None
+
     def clients(self, record: Record) -> Mapping[str, float]:
         """Return the accuracy of each client in a record."""
         return accuracy_of_clients(self.row, record)
@@ -100,6 +109,7 @@ class Line(NamedTuple):
             text("{:.0%}", self.below_local),
             text("{:.0%}", self.below_fedavg),
             text("{:.2f}", self.global_accuracy),
+            text("{:.2f}", self.newcomers),
             str(len(self.records)),
             "" if self.paper is None else plus_minus(*self.paper),
             text("{:+.2f}", self.difference),
@@ -120,6 +130,7 @@ class Line(NamedTuple):
             "below_local": rounded(self.below_local),
             "below_fedavg": rounded(self.below_fedavg),
             "global_accuracy": rounded(self.global_accuracy),
+            "newcomers": rounded(self.newcomers),
             "paper": None if self.paper is None else self.paper._asdict(),
             "difference": rounded(self.difference),
             "shortened": first["shortened"],

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from quped._evaluate import Evaluation, over_clients
 from quped._files import remove_drafts
 from quped.errors import BadUpdateError, QupedError
+from quped.experiments.newcomers import welcome
 from quped.experiments.population import Population
 from quped.experiments.train import Epoch, Recipe, train
 from quped.paper.records import NETWORK, Record, find_record, input_checksums, with_weights
@@ -105,10 +106,11 @@ def remove_leftovers(runs: Iterable[PaperRun], folder: Path) -> None:
 def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers: Sequence[Observer]) -> Record:
     """Run a federation; return what its record keeps."""
     (method,) = run.experiment.methods
-    setup = Population(run.experiment, run.seed).federation(method.algorithm).setup(method.training)
+    population, where = Population(run.experiment, run.seed), EngineChoice(workers=workers)
+    setup = population.federation(method.algorithm).setup(method.training)
     result = fit(
         setup,
-        where=EngineChoice(workers=workers),
+        where=where,
         checkpoints=RunRecord(scratch).checkpoints,
         checkpoint_every=100,
         callbacks=observers,
@@ -125,6 +127,7 @@ def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers:
         "samples": sum(len(client.train) for client in setup.clients),
         "test_samples": {client.name: client.test_samples for client in result.clients},
         **{size: float(np.mean([getattr(client, size) for client in result.clients])) for size in SIZES},
+        **welcome(run.experiment, population, method, result, where),
     }
 
 

@@ -117,6 +117,8 @@ class PaperRun:
             "training": training,
             "algorithm": algorithm,
         }
+        if column.newcomers is not None:
+            values["newcomers"] = column.newcomers.model_dump()
         # An algorithm that needs the global network at every client has the clients' own.
         if column.global_model is not None and kind.global_network != "same":
             values["global_model"] = column.global_model.model_dump()

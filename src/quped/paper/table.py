@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from quped.errors import InvalidValueError, did_you_mean
-from quped.experiments.schema import Data, NetworkChoice, Section, describe, read_toml
+from quped.experiments.schema import Data, NetworkChoice, Newcomers, Section, describe, read_toml
 
 FOLDER = Path(__file__).parent / "tables"
 SHARED_ROWS = Path(__file__).parent / "rows.toml"
@@ -100,6 +100,7 @@ class Column(Setting):
     data: Data | None = None
     clients: tuple[Clients, ...] = ()
     global_model: NetworkChoice | None = None
+    newcomers: Newcomers | None = None
     recipe: Mapping[str, Any] = {}
     """For a single network: fields of a `Recipe`. Then there are no clients."""
     samples: int = 50_000

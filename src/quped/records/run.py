@@ -169,7 +169,8 @@ def compared_folders(config: Mapping[str, Any]) -> list[str]:
     """Return the folders, below that of a run, of the methods that its configuration compares it with."""
     try:
         names = [str(peer["algorithm"].get("name", DEFAULT_ALGORITHM)) for peer in config["config"]["compare"]]
-        return [name for name in distinct(names) if Path(name).name == name]  # a record may be somebody else's
+        # A record may be somebody else's: only names of folders below it.
+        return [name for name in distinct(names) if Path(name).name == name and name not in ("", "..")]
     except (KeyError, TypeError, AttributeError):  # it compares nothing, or is none of `quped run`
         return []
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quped._evaluate import hurt
 from quped.errors import RunError
 from quped.records import flatten, write_bytes
 from quped.report.reading import Run, Values, read_all
@@ -97,7 +98,7 @@ def facts(families: Sequence[list[Run]]) -> list[str]:
     if len(families) > 1:
         return [f"{len(families)} runs side by side"]
     run = families[0][0]
-    options = run.recipe or run.experiment
+    options = run.options
     data = options.get("data")
     name = data.get("name") if isinstance(data, dict) else data
     clients, seed = len(client_names(run)), options.get("seed", run.config.get("seed"))
@@ -156,12 +157,9 @@ def table_of(curve: Sequence[Values], names: Sequence[str]) -> Table:
 
 def listed(values: Table) -> Any:
     """Return accuracies with the digits that a picture needs; None for those that are not there."""
-    found = values.round(4)
-    return (
-        found.tolist()
-        if np.isfinite(found).all()
-        else np.where(np.isfinite(found), found.astype(object), None).tolist()
-    )
+    found = values.round(4).astype(object)
+    found[~np.isfinite(values)] = None
+    return found.tolist()
 
 
 def is_validated(run: Run) -> bool:
@@ -190,6 +188,7 @@ def client_of(client: Values, sent: Values | None) -> Values:
         "bytes": client.get("bytes_file"),
         "float32": client.get("bytes_float32"),
         "samples": client.get("samples"),
+        "tested": client.get("test_samples"),
         "classes": client.get("classes") or None,
         "accuracy": client.get("accuracy"),
         "sent": total,
@@ -259,14 +258,24 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def add_gains(methods: list[Values]) -> None:
-    """Add to the clients of a run how much better they are than by local training, if it was compared."""
+    """Add to the clients of a run how much better they are than by local training, if it was compared.
+
+    A client with the same bits as there is also said to be hurt or not: see `quped._evaluate.hurt`.
+    """
     local = next((one for one in methods if one["algorithm"] == "local"), None)
-    alone = {client["name"]: client["accuracy"] for client in local["clients"]} if local else {}
+    alone = {client["name"]: client for client in local["clients"] if client["accuracy"] is not None} if local else {}
     for one in methods:
         one["compared"] = local is not None and one is not local
-        for client in one["clients"] if one["compared"] else ():
-            mine, theirs = client["accuracy"], alone.get(client["name"])
-            client["gain"] = None if mine is None or theirs is None else mine - theirs
+        both = [client for client in one["clients"] if client["accuracy"] is not None and client["name"] in alone]
+        alike = [client for client in both if client["bits"] == alone[client["name"]]["bits"]]
+        verdicts = hurt(
+            {client["name"]: client["accuracy"] for client in alike},
+            {name: client["accuracy"] for name, client in alone.items()},
+            {client["name"]: client["tested"] or 0 for client in alike},
+        )
+        for client in both if one["compared"] else ():
+            client["gain"] = client["accuracy"] - alone[client["name"]]["accuracy"]
+            client["hurt"] = verdicts.get(client["name"])
 
 
 def provenance(run: Run) -> Values:
@@ -274,8 +283,9 @@ def provenance(run: Run) -> Values:
     shown = {"folder": str(run.folder), "versions": (run.result or {}).get("versions") or {}}
     if run.recipe is not None:
         return {**shown, "config": flatten(run.recipe), "command": train_command(run.recipe), "file": None}
-    seed = run.config.get("seed", 0)
-    command = f"quped run again.toml --seed {seed}" if run.experiment else ""
+    if not run.experiment:
+        return {**shown, "config": flatten(run.options), "command": None, "file": None}
+    command = f"quped run again.toml --seed {run.config.get('seed', 0)}"
     return {**shown, "config": flatten(run.experiment), "command": command, "file": toml(run.experiment)}
 
 
@@ -290,15 +300,13 @@ def train_command(recipe: Values) -> str:
 
 def toml(experiment: Values) -> str:
     """Return an experiment as a file that `quped run` takes."""
-    lines = [f"{key} = {toml_value(value)}" for key, value in experiment.items() if value is not None]
-    return "\n".join(lines) + "\n"
+    import tomli_w  # here, because it comes with an extra
+
+    return tomli_w.dumps(without_none(experiment))
 
 
-def toml_value(value: Any) -> str:
-    """Return a value as TOML has it on one line."""
+def without_none(value: Any) -> Any:
+    """Leave out what is None, which TOML cannot write."""
     if isinstance(value, dict):
-        entries = (f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
-        return "{ " + ", ".join(entries) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from quped.errors import RunError
-from quped.records import CONFIG, CURVES, RESULT, RunRecord, compared_folders, failure, holds_run, read_json
+from quped.records import (
+    CONFIG,
+    CURVES,
+    DEFAULT_ALGORITHM,
+    RESULT,
+    RunRecord,
+    compared_folders,
+    failure,
+    holds_run,
+    read_json,
+)
 
 Values = dict[str, Any]
 
@@ -36,23 +46,28 @@ class Run:
 
     @property
     def experiment(self) -> Values:
-        """The experiment, as its file describes it."""
+        """The experiment, as the file of `quped run` describes it; empty for other runs."""
         found = self.config.get("config") or (self.result or {}).get("config") or {}
         return found if isinstance(found, dict) else {}
+
+    @property
+    def options(self) -> Values:
+        """What the run follows from; of a federation on other machines, the configuration itself."""
+        return self.recipe or self.experiment or self.config
 
     @property
     def algorithm(self) -> str:
         """The name of the method."""
         if self.recipe is not None:
             return str(self.recipe.get("method", "centers"))
-        named = (self.result or {}).get("algorithm") or self.experiment.get("algorithm", {}).get("name", "quped")
-        return str(named)
+        asked = self.options.get("algorithm") or {}
+        return str((self.result or {}).get("algorithm") or asked.get("name", DEFAULT_ALGORITHM))
 
     @property
     def epochs(self) -> int:
         """How many epochs the whole run has; 0 if the record does not say so."""
-        options = self.recipe if self.recipe is not None else self.experiment.get("training", {})
-        return int(options.get("epochs") or 0)
+        training = self.recipe or self.options.get("training") or {}
+        return int(training.get("epochs") or 0)
 
 
 def read_run(folder: Path) -> Run:

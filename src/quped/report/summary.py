@@ -78,17 +78,17 @@ def how_small(method: dict[str, Any]) -> list[Part]:
 
 
 def who_is_hurt(method: dict[str, Any]) -> list[Part]:
-    """Say how many clients are worse than alone, and which one the most."""
-    gains = {client["name"]: client["gain"] for client in method["clients"] if client.get("gain") is not None}
-    if not gains:
+    """Say how many clients are clearly worse than alone, and which one the most."""
+    known = [client for client in method["clients"] if client.get("hurt") is not None]
+    if not known:
         return []
-    hurt = [name for name, gain in gains.items() if gain < 0]
+    hurt = [client for client in known if client["hurt"]]
     if not hurt:
-        return [plain("; "), strong("no client"), plain(" is worse than alone")]
-    worst = min(hurt, key=lambda name: gains[name])
+        return [plain("; "), strong("no client"), plain(" is clearly worse than alone")]
+    worst = min(hurt, key=lambda client: float(client["gain"]))
     verb = "is" if len(hurt) == 1 else "are"
-    told = f" {verb} worse than alone, {worst} the most, by {-100 * gains[worst]:.1f} points"
-    return [plain("; "), strong(f"{len(hurt):,} of {len(gains):,} clients"), plain(told)]
+    told = f" {verb} clearly worse than alone, {worst['name']} the most, by {-100 * worst['gain']:.1f} points"
+    return [plain("; "), strong(f"{len(hurt):,} of {len(known):,} clients"), plain(told)]
 
 
 def mean_of(method: dict[str, Any], field: str) -> float | None:

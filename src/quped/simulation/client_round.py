@@ -151,8 +151,9 @@ def evaluate_client(setup: Setup, client: SimClient, test: Samples, shared: Any,
     """Evaluate a client's deployed model on its test samples."""
     model = deployed_model(setup, client, shared, personal).state
     score = evaluate_model(setup, client, client.spec.network, model, test)
-    if isinstance(personal, Learner) and client.name in setup.watched:
-        return score._replace(weights=histogram(personal.x.params, personal.c))
+    learner = getattr(personal, "learner", personal)
+    if isinstance(learner, Learner) and client.name in setup.watched:
+        return score._replace(weights=histogram(learner.x.params, learner.c))
     return score
 
 
@@ -171,7 +172,8 @@ def evaluate_global(setup: Setup, w: ModelState) -> Score | None:
         ]
     if not scores:
         return None
-    return Score(*(float(np.mean([getattr(one, what) for one in scores])) for what in ("accuracy", "own_classes")))
+    accuracy, own_classes = np.mean([(one.accuracy, one.own_classes) for one in scores], axis=0).tolist()
+    return Score(accuracy, own_classes)
 
 
 @contextmanager

@@ -117,7 +117,8 @@ class Setup:
     @cached_property
     def watched(self) -> frozenset[str]:
         """The clients whose weights an evaluation keeps: the first quantized one of each of the first few groups."""
-        quantized = {client.spec.group: client.name for client in reversed(self.clients) if client.spec.bits}
+        clients = [self.clients[i] for i in reversed(list(self.evaluated))]
+        quantized = {client.spec.group: client.name for client in clients if client.spec.bits}
         return frozenset(quantized[group] for group in sorted(quantized)[:MOST_WATCHED])
 
     @cached_property

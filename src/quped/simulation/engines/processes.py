@@ -7,6 +7,7 @@ that dies leaves nothing half-written, and its client's round is computed again,
 """
 
 import ctypes
+import errno
 import gc
 import math
 import multiprocessing
@@ -141,9 +142,11 @@ def naming_space() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # PyTorch's, of a file that it cannot map
-        raise RunError(f"The states of the clients cannot be kept in temporary files: {error}. {REMEDY}") from error
+        remedy = MORE_FILES if os.strerror(errno.EMFILE) in str(error) else REMEDY
+        raise RunError(f"The states of the clients cannot be kept in temporary files: {error}. {remedy}") from error
 
 
+MORE_FILES = "This program may not open as many files as it needs: raise the limit, as by `ulimit -n 1024`."
 REMEDY = "Let the environment variable TMPDIR name a folder on a larger disk, or use workers=0."
 
 

@@ -1,0 +1,36 @@
+"""What clients get that come after a run."""
+
+from dataclasses import replace
+from typing import Any
+
+from quped._evaluate import over_clients
+from quped.experiments.population import Population
+from quped.experiments.schema import Experiment, Method
+from quped.result import FitResult
+from quped.simulation.engines import EngineChoice
+from quped.simulation.fit import fit
+
+
+def welcome(
+    experiment: Experiment, population: Population, method: Method, result: FitResult, where: EngineChoice
+) -> dict[str, Any]:
+    """Let the newcomers of an experiment learn alone; return what a record keeps of them, if there are any."""
+    if experiment.newcomers is None:
+        return {}
+    epochs = experiment.newcomers.epochs
+    training = replace(
+        method.training,
+        epochs=epochs,
+        finetune_epochs=None,
+        schedule_epochs=None,
+        clients_per_round=None,
+        evaluate_every=epochs,
+    )
+    trained = fit(population.newcomers(method.algorithm, result).setup(training), where=where)
+    return {
+        "newcomers": {
+            "accuracy": over_clients(trained.accuracy),
+            "global_accuracy": None if result.global_model is None else trained.global_accuracy,
+            "test_samples": {client.name: client.test_samples for client in trained.clients},
+        }
+    }

@@ -1,0 +1,65 @@
+"""What a run keeps for reports: bytes sent, rounds and classes of clients, and where weights lie."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.small_federation import CLASSES, fit, samples
+
+from quped import FedAvg, Local, QuPeD
+from quped.quant.histogram import BINS, histogram
+from quped.records import compared_folders
+
+
+def test_bytes_sent_are_those_of_the_models() -> None:
+    """Parameters and buffers of w, in float32; under local training, nothing."""
+    result = fit(FedAvg())
+    assert result.global_model is not None
+    leaves = {**result.global_model.params, **result.global_model.buffers}
+    floats = sum(4 * leaf.numel() for leaf in leaves.values() if leaf.is_floating_point())
+    assert result.sent["to_server"] == floats
+    assert result.sent["to_client"] == sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
+    assert fit(Local()).sent == {"to_server": 0, "to_client": 0}
+    assert result.to_dict()["sent"] == result.sent
+
+
+def test_rounds_and_classes_of_clients() -> None:
+    """Every round has as many clients as were asked for; every sample has a class."""
+    result, whole = fit(QuPeD(), clients_per_round=2), fit(QuPeD())
+    assert sum(client.rounds for client in result.clients) == 2 * result.rounds
+    assert {client.rounds for client in whole.clients} == {whole.rounds}
+    for i, client in enumerate(result.clients):
+        labels = np.asarray(samples(i, 20 + i)[1])
+        assert client.classes == [int((labels == k).sum()) for k in range(max(labels) + 1)]
+        assert len(client.classes) <= CLASSES
+
+
+def test_weights_of_one_client_of_each_kind_are_kept() -> None:
+    """All of them are counted, and in the end they sit at their centers."""
+    result = fit(QuPeD(), epochs=4, finetune_epochs=2)
+    bits = {client.name: client.bits for client in result.clients}
+    watched = result.curve[-1].weights
+    assert watched
+    assert len({tuple(bits[name].items()) for name in watched}) == len(watched)
+    for point in result.curve:
+        for name, seen in point.weights.items():
+            assert seen["name"] in bits[name]
+            assert len(seen["centers"]) == 2 ** bits[name][seen["name"]]
+            assert sum(seen["counts"]) == result.models[name].state.params[seen["name"]].numel()
+    for seen in watched.values():
+        assert sum(count > 0 for count in seen["counts"]) <= len(seen["centers"])
+
+
+def test_a_histogram_by_hand() -> None:
+    """Of the largest tensor that has centers; a value in the middle of a bin is counted there."""
+    weights = {"a": torch.tensor([9.0]), "b": torch.tensor([-1.0, -1.0, 0.0, 1.0]), "c": torch.zeros(99)}
+    found = histogram(weights, {"a": torch.tensor([[9.0]]), "b": torch.tensor([[-1.0, 1.0]])})
+    assert (found["name"], found["reach"], found["centers"]) == ("b", 1.25, [-1.0, 1.0])
+    counts = np.histogram([-1.0, -1.0, 0.0, 1.0], BINS, (-1.25, 1.25))[0]
+    assert found["counts"] == counts.tolist()
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc", "a/b", "..", ".", ""])
+def test_a_record_names_folders_below_it_only(name: str) -> None:
+    """It may be somebody else's."""
+    config = {"config": {"compare": [{"algorithm": {"name": name}}, {"algorithm": {"name": "local"}}]}}
+    assert compared_folders(config) == ["local"]
