@@ -23,7 +23,7 @@ test-flower: $(FLOWER)/.ready    ## federations over real servers, with Flower, 
 	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest -n 4 --dist loadfile tests/flower
 
 test-ray: $(RAY)/.ready    ## the tests of the engine "ray", in an environment of their own (minutes)
-	$(RAY)/bin/python -m pytest tests/simulation/test_ray.py tests/simulation/test_ray_nodes.py
+	PYTHONPATH=tests $(RAY)/bin/python -m pytest tests/simulation/test_ray.py tests/simulation/test_ray_nodes.py
 
 check: lint    ## the fast part of `make test`: under two minutes
 	$(BIN)/pytest -n auto -m 'not slow and not download'
