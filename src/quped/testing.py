@@ -201,7 +201,8 @@ def nothing_personal_is_sent(algorithm: AnyAlgorithm) -> None:
             for mine in personal:
                 if not mine.any() or any(torch.equal(mine, leaf) for leaf in initial if leaf.shape == mine.shape):
                     continue  # zeros tell nothing, and everyone starts from the same initial weights
-                alike = mine.shape == sent.shape and mine.dtype == sent.dtype
+                # A flag or a counter may have the value of another one by chance; weights have not, in any type.
+                alike = mine.shape == sent.shape and (mine.dim() > 0 or mine.dtype == sent.dtype)
                 own = mine.data_ptr() != sent.data_ptr() and not (alike and torch.equal(mine, sent))
                 require(algorithm, "nothing personal is sent", own, path)
 
