@@ -14,8 +14,8 @@ from quped import _tree
 from quped._losses import cross_entropy, distillation
 from quped.algorithms import _algorithm1
 from quped.algorithms._algorithm1 import Learner, Problem
-from quped.algorithms._autodiff import gradient, pullback
 from quped.algorithms._own_classes import class_prior, none_seen, restrict, see
+from quped.algorithms._sgd_step import sgd_step
 from quped.algorithms.base import ClientSpec, Deployed, GlobalNetwork, send
 from quped.algorithms.quantization import Quantization
 from quped.errors import check, check_number
@@ -112,6 +112,10 @@ class QuPeDPlus:
             return ALONE
         return TOGETHER if clock.progress < self.together else QUANTIZED
 
+    def is_common(self, clock: Clock) -> bool:
+        """Say whether the clients train w."""
+        return self.stage(clock) == TOGETHER
+
     def lr(self, clock: Clock) -> float:
         """Return the learning rate of stages 2 and 3."""
         left = (1 - clock.progress) / (1 - self.together) if self.together < 1 else 0.0
@@ -129,7 +133,7 @@ class QuPeDPlus:
     def start(self, spec: ClientSpec, shared: Shared, personal: Personal, clock: Clock) -> Work:
         """w_i = w. From stage 2 on, x_i is the client's present model."""
         learner = personal.learner
-        if self.stage(clock) != TOGETHER:
+        if not self.is_common(clock):
             learner = _algorithm1.resume(own_model(spec, shared, personal), clock, self.quantization.assignment)
         return Work(learner, shared.w, spec.sgd.init(shared.w.params), personal.seen)
 
@@ -137,7 +141,7 @@ class QuPeDPlus:
         """Take one step on w_i, on x_i, or, with another network and together, on both."""
         (batch,) = batches
         seen = see(work.seen, batch.labels) if self.own_classes else work.seen
-        if self.stage(clock) == TOGETHER:
+        if self.is_common(clock):
             return self._learn_together(spec, work._replace(seen=seen), batch, clock)
         with torch.no_grad():
             teacher = spec.global_network(work.w.params, work.w.buffers, batch.inputs, train=False)[0]
@@ -148,16 +152,14 @@ class QuPeDPlus:
 
     def _learn_together(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Work, Metrics]:
         """Step w_i along its gradient; another network learns from labels and from w_i, in full precision."""
-        w, learner = work.w, work.learner
-        logits, pull_back, buffers = pullback(
-            lambda params: spec.global_network(params, w.buffers, batch.inputs, train=True), w.params
-        )
-        by_logits, value, _ = gradient(lambda outputs: (cross_entropy(outputs, batch.labels), {}), logits)
-        params, velocity = spec.sgd.step(w.params, pull_back(by_logits), work.velocity, clock.lr)
-        if not spec.has_global_network:
-            problem = Problem(spec, self.quantization, batch.inputs, self._loss(logits, batch.labels, work.seen), clock)
-            learner, value = _algorithm1.step_weights(problem, learner, None)
-        return Work(learner, ModelState(params, buffers), velocity, work.seen), {"loss": value}
+        w, velocity, value = sgd_step(spec.sgd, spec.global_network, work.w, work.velocity, batch, clock.lr)
+        if spec.has_global_network:
+            return work._replace(w=w, velocity=velocity), {"loss": value}
+        with torch.no_grad():
+            teacher = spec.global_network(work.w.params, work.w.buffers, batch.inputs, train=False)[0]
+        problem = Problem(spec, self.quantization, batch.inputs, self._loss(teacher, batch.labels, work.seen), clock)
+        learner, value = _algorithm1.step_weights(problem, work.learner, None)
+        return Work(learner, w, velocity, work.seen), {"loss": value}
 
     def _loss(self, teacher: Tensor, labels: Tensor, seen: Tensor) -> LossFn:
         """Return F_i as a function of the logits."""

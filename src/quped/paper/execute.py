@@ -13,12 +13,14 @@ from filelock import FileLock, Timeout
 
 from quped._evaluate import Evaluation, over_clients
 from quped._files import remove_drafts
+from quped.algorithms import FedAvg
 from quped.errors import BadUpdateError, QupedError
 from quped.experiments.newcomers import welcome
 from quped.experiments.population import Population
 from quped.experiments.train import Epoch, Recipe, train
 from quped.paper.records import NETWORK, Record, find_record, input_checksums, with_weights
 from quped.paper.runs import PaperRun
+from quped.paper.starts import Starts
 from quped.records import RunRecord, revision, versions, write_json
 from quped.result import FORMAT
 from quped.simulation import Observer, Round
@@ -58,7 +60,7 @@ def execute(
             code = revision()  # now: the code may change before the run ends
             try:
                 if run.recipe is None:
-                    outcome = run_federation(run, scratch, workers, observers)
+                    outcome = run_federation(run, folder, scratch, workers, observers)
                 else:
                     outcome = run_network(with_weights(run.recipe, warm_start), scratch, observers)
             except BadUpdateError as error:
@@ -103,19 +105,26 @@ def remove_leftovers(runs: Iterable[PaperRun], folder: Path) -> None:
                 lock.unlink()
 
 
-def run_federation(run: PaperRun, scratch: Path, workers: int | None, observers: Sequence[Observer]) -> Record:
-    """Run a federation; return what its record keeps."""
+def run_federation(
+    run: PaperRun, folder: Path, scratch: Path, workers: int | None, observers: Sequence[Observer]
+) -> Record:
+    """Run a federation, from where FedAvg has come if it begins so; return what its record keeps."""
     (method,) = run.experiment.methods
     population, where = Population(run.experiment, run.seed), EngineChoice(workers=workers)
     setup = population.federation(method.algorithm).setup(method.training)
+    starts = Starts(population, method.training, folder)
+    found = starts.find(setup)
     result = fit(
         setup,
         where=where,
         checkpoints=RunRecord(scratch).checkpoints,
         checkpoint_every=100,
-        callbacks=observers,
+        callbacks=[*observers, starts] if isinstance(method.algorithm, FedAvg) else observers,
+        start=None if found is None else found.start,
     )
+    begun = {} if found is None else {"start": {"rounds": found.start.round, "revision": found.revision}}
     return {
+        **begun,
         "accuracy": over_clients(result.accuracy),
         "accuracy_own_classes": over_clients(result.accuracy_own_classes),
         "global_accuracy": result.global_accuracy,

@@ -23,7 +23,7 @@ from quped.simulation.checkpoint import Checkpointer, identity, load, stop_signa
 from quped.simulation.client_round import evaluate_global
 from quped.simulation.engines import Engine, EngineChoice
 from quped.simulation.files import packed_model
-from quped.simulation.loop import Observer, Round, evaluate, sample_clients, simulate
+from quped.simulation.loop import Observer, Round, Start, evaluate, sample_clients, simulate
 from quped.simulation.setup import Setup, SimClient
 from quped.typing import ModelState
 
@@ -47,8 +47,10 @@ def fit(
     checkpoints: Checkpoints | Path | str | None = None,
     checkpoint_every: int = 25,
     callbacks: Sequence[Observer] = (),
+    start: Start | None = None,
 ) -> FitResult:
-    """Train, and return the result. `Federation.fit` explains the arguments.
+    """Train, and return the result. `Federation.fit` explains the arguments; `start` says where a run without a
+    checkpoint begins.
 
     Fits in several threads take turns: they share PyTorch's random generator, and perhaps networks.
     """
@@ -64,7 +66,7 @@ def fit(
         if checkpoints:
             ours = identity(setup)
             resumed = load(checkpoints, setup, engine, ours)
-        first, shared = 0, setup.algorithm.init_shared(setup.clients[0].spec)
+        first, shared = start or Start(0, setup.algorithm.init_shared(setup.clients[0].spec))
         history = History(())
         if resumed is not None:
             shared, first, began = resumed.shared, resumed.first, began - resumed.seconds

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from quped._evaluate import Evaluation
 from quped._rng import generator
@@ -33,6 +33,14 @@ class Round:
     def is_last(self) -> bool:
         """Whether the schedule ends with it."""
         return self.clock.round + 1 == self.rounds
+
+
+class Start(NamedTuple):
+    """Where a run begins, if not with its first round."""
+
+    round: int
+    shared: Any
+    """The server's state before this round. Clients have their initial states."""
 
 
 class Observer(Protocol):
