@@ -42,6 +42,17 @@ def items(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         raise TypeError(f"a tree holds tensors, dictionaries and tuples, not {type(tree).__name__}")
 
 
+def union(a: T, b: T) -> T:
+    """Return a tree with the leaves of both, of which dictionaries may have different keys; common leaves are a's."""
+    if isinstance(a, dict):
+        other = cast(Any, b)
+        return cast(T, a | {k: union(a[k], v) if k in a else v for k, v in other.items()})
+    if isinstance(a, tuple):
+        parts = [union(*pair) for pair in zip(a, cast(Any, b), strict=True)]
+        return cast(T, type(a)(*parts) if hasattr(a, "_fields") else tuple(parts))
+    return a
+
+
 def size(tree: object) -> int:
     """Return the bytes of all leaves."""
     return sum(leaf.numel() * leaf.element_size() for _, leaf in items(tree))

@@ -13,8 +13,10 @@ from torch import nn
 from quped import Client, FedAvg, Federation, QuPeDPlus
 from quped.algorithms import SGD, ClientSpec
 from quped.algorithms._own_classes import ABSENT
+from quped.algorithms.qupedplus import GLOBAL
 from quped.errors import InvalidValueError
 from quped.quant import Codebook
+from quped.simulation.engines.base import average
 from quped.testing import check_algorithm
 from quped.typing import Clock, ModelState, Phase
 
@@ -83,7 +85,7 @@ def test_together_is_a_step_on_labels() -> None:
     _, payload = algorithm.finish(one, work, batch(), at(0.0))
     after = algorithm.server_update(shared, payload)
     assert torch.equal(after.w.params["v"], work.w.params["v"])
-    assert after.x is after.w
+    assert after.x[GLOBAL] is after.w
 
 
 @pytest.mark.parametrize("progress", [0.75, 0.95])
@@ -93,7 +95,7 @@ def test_a_quantized_step_goes_straight_through(progress: float) -> None:
     work, _ = algorithm.step(one, started(algorithm, one, now, CENTERS), (batch(),), now)
     lr = LR * (1 - progress) / (1 - algorithm.together)
     q = np.array([0.8, -0.5])  # by sign
-    by_v, by_b = gradients(q, B, lambda_p)
+    by_v, by_b = gradients(q, B, lambda_p if progress > algorithm.common else 0.0)
     np.testing.assert_allclose(work.learner.x.params["v"], V - lr * by_v, rtol=1e-12)
     np.testing.assert_allclose(work.learner.x.params["b"], B - lr * by_b, rtol=1e-12)
     by_c = by_v[::-1]  # one weight at each center
@@ -102,9 +104,9 @@ def test_a_quantized_step_goes_straight_through(progress: float) -> None:
 
 
 def test_a_step_in_full_precision() -> None:
-    algorithm, one, now = QuPeDPlus(lambda_p=0.6), spec(), at(0.8)
+    algorithm, one, now = QuPeDPlus(lambda_p=0.6), spec(), at(0.95)
     work, _ = algorithm.step(one, started(algorithm, one, now), (batch(),), now)
-    lr = LR * 0.2 / (1 - algorithm.together)
+    lr = LR * 0.05 / (1 - algorithm.together)
     by_v, by_b = gradients(V, B, 0.6)
     np.testing.assert_allclose(work.learner.x.params["v"], V - lr * by_v, rtol=1e-12)
     np.testing.assert_allclose(work.learner.x.params["b"], B - lr * by_b, rtol=1e-12)
@@ -138,31 +140,85 @@ def test_centers_stay_with_the_client_and_weights_are_common() -> None:
     algorithm, one, now = QuPeDPlus(), spec(bits=1), at(0.8)
     work, _ = algorithm.step(one, started(algorithm, one, now, CENTERS), (batch(),), now)
     kept, payload = algorithm.finish(one, work, batch(), now)
-    assert torch.equal(payload.model.params["v"], work.learner.x.params["v"])
+    assert torch.equal(payload.models[GLOBAL].params["v"], work.learner.x.params["v"])
     assert torch.equal(kept.learner.c["v"], work.learner.c["v"])
     other = model_with_bias(np.array([0.7, -0.7]), B)
-    deployed = algorithm.deploy(one, algorithm.init_shared(one)._replace(x=other), kept)
+    deployed = algorithm.deploy(one, algorithm.init_shared(one)._replace(x={GLOBAL: other}), kept)
     assert isinstance(deployed.codebooks["v"], Codebook)
     np.testing.assert_allclose(deployed.state.params["v"], work.learner.c["v"][0].flip(0))
 
 
+def sent(algorithm: QuPeDPlus, one: ClientSpec, now: Clock) -> tuple[Any, Any]:
+    """Return a client's work after a step, and its payload."""
+    work, _ = algorithm.step(one, started(algorithm, one, now), (batch(),), now)
+    return work, algorithm.finish(one, work, batch(), now)[1]
+
+
 def test_a_mean_is_over_the_clients_that_learned() -> None:
-    """A client with another network sends zeros in the second stage, which do not count."""
+    """A client whose network the server does not know sends zeros in the second stage, which do not count."""
     algorithm, one, now = QuPeDPlus(), spec(), at(0.8)
-    other = replace(one, has_global_network=False)
-    payloads = []
-    for its in (one, other):
-        work, _ = algorithm.step(its, started(algorithm, its, now), (batch(),), now)
-        payloads.append(algorithm.finish(its, work, batch(), now)[1])
-    first, second = payloads
-    mean = type(first)(
-        ModelState({k: (v + second.model.params[k]) / 2 for k, v in first.model.params.items()}, {}),
-        (first.learned + second.learned) / 2,
-        first.stage,
-    )
+    (work, first), (_, second) = sent(algorithm, one, now), sent(algorithm, replace(one, has_global_network=False), now)
+    mean, _ = average([(first, 0.0), (second, 0.0)], now)
     shared = algorithm.server_update(algorithm.init_shared(one), mean)
-    assert torch.equal(shared.x.params["v"], first.model.params["v"])
+    assert torch.equal(shared.x[GLOBAL].params["v"], work.learner.x.params["v"])
     assert torch.equal(shared.w.params["v"], torch.tensor(V))
+
+
+@pytest.mark.parametrize("progress", [0.1, 0.8, 0.95])
+def test_every_network_has_a_common_model(progress: float) -> None:
+    """Two clients with the global network and one with another: w is the mean of three, each x of its own clients."""
+    algorithm, now = QuPeDPlus(), at(progress)
+    one = replace(spec(), networks={"0": model_with_bias(V, B)})
+    other = replace(one, has_global_network=False, network_key="0")
+    works, payloads = zip(*(sent(algorithm, its, now) for its in (one, one, other)), strict=True)
+    shared = algorithm.init_shared(one)
+    mean, _ = average([(payload, 0.0) for payload in payloads], now)
+    after = algorithm.server_update(shared, mean)
+    assert after.x.keys() == {GLOBAL, "0"}
+    if progress > 0.9:
+        assert all(torch.equal(after.x[k].params["v"], torch.tensor(V)) for k in after.x)
+        return
+    np.testing.assert_allclose(after.x["0"].params["v"], works[2].learner.x.params["v"], rtol=1e-12)
+    if progress > 0.5:
+        np.testing.assert_allclose(
+            after.x[GLOBAL].params["v"], works[0].learner.x.params["v"], rtol=1e-6
+        )  # 2 of 3, as float32
+        assert torch.equal(after.w.params["v"], torch.tensor(V))
+    else:
+        expected = sum(work.w.params["v"] for work in works) / 3
+        np.testing.assert_allclose(after.w.params["v"], expected, rtol=1e-12)
+
+
+def test_another_network_learns_from_labels_and_from_w_together() -> None:
+    algorithm, now = QuPeDPlus(lambda_p=0.6), at(0.1)
+    other = replace(spec(), has_global_network=False, network_key="0", networks={"0": model_with_bias(V, B)})
+    work, _ = sent(algorithm, other, now)
+    by_v, by_b = gradients(V, B, 0.6)
+    np.testing.assert_allclose(work.learner.x.params["v"], V - LR * by_v, rtol=1e-12)
+    np.testing.assert_allclose(work.learner.x.params["b"], B - LR * by_b, rtol=1e-12)
+
+
+def test_clients_with_one_network_begin_alone_with_the_same_weights() -> None:
+    """Clients of each of two networks have one model until they are alone; engines agree on it."""
+    torch.manual_seed(0)
+    small, large = (
+        nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU(), nn.Linear(n, 3)) for n in (6, 9)
+    )
+    data = [(torch.randn(30, 4), torch.arange(30) % 3) for _ in range(4)]
+    federation = Federation(
+        [Client(f"c{i}", data[i], data[i], small if i < 2 else large, bits=2, end_bits=8) for i in range(4)],
+        QuPeDPlus(common=1.0),
+        global_model=small,
+    )
+    results = [
+        federation.fit(epochs=6, finetune_epochs=0, batch_size=10, local_steps=3, workers=workers, progress=False)
+        for workers in (0, 2)
+    ]
+    for result in results:
+        weights = [result.models[f"c{i}"].state.params["0.bias"] for i in range(4)]
+        assert torch.equal(weights[0], weights[1])
+        assert torch.equal(weights[2], weights[3])
+    assert_same(*results)
 
 
 def test_together_to_the_end_is_fedavg() -> None:

@@ -51,8 +51,10 @@ def test_a_run_from_fedavgs_model_ends_as_a_whole_run(row: str, tmp_path: Path) 
     whole = execute(one_run(table, row), tmp_path / "whole", workers=0)
     execute(one_run(table, "fedavg"), tmp_path / "begun", workers=0)
     begun = execute(one_run(table, row), tmp_path / "begun", workers=0)
-    assert whole is not None and begun is not None
-    assert "start" not in whole and begun["start"]["rounds"] > 0
+    assert whole is not None
+    assert begun is not None
+    assert "start" not in whole
+    assert begun["start"]["rounds"] > 0
     assert len(begun["curve"]) < len(whole["curve"])
     assert outcome(begun) == outcome(whole)
 
@@ -67,7 +69,8 @@ def test_other_clients_or_methods_do_not_start_there(tmp_path: Path) -> None:
         one_run(small_table(tmp_path, "fast", TABLE.replace("epochs = 8", "epochs = 8\nlr = 0.05")), "qupedplus"),
     ):
         record = execute(other, tmp_path, workers=0)
-        assert record is not None and "start" not in record
+        assert record is not None
+        assert "start" not in record
 
 
 def test_a_damaged_start_is_refused(tmp_path: Path) -> None:

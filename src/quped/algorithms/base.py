@@ -47,6 +47,10 @@ class ClientSpec:
     per_channel: bool = False
     has_global_network: bool = False
     """Whether the client's network is the global one, up to its weights."""
+    network_key: str | None = None
+    """The key of the client's network in `networks`; None if it is the global one."""
+    networks: Mapping[str, ModelState] = field(default_factory=dict)
+    """The initial weights of every other network that the server may hold a model of: the same for all clients."""
     head: tuple[str, ...] = ()
     """The trained parameters of the network's last layer."""
     logit_bias: str | None = None

@@ -5,6 +5,7 @@ Parts of it: FedAvg (McMahan et al., 2017); the gradient straight through the qu
 Quantization, 2020); distillation and personal centers (QuPeD)."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -24,12 +25,15 @@ from quped.typing import Batch, Clock, LossFn, Metrics, ModelState, Params, Phas
 TOGETHER, QUANTIZED, ALONE = 0, 1, 2
 """The stages of a run."""
 
+GLOBAL = "global"
+"""The key of the global network among those that have a common model."""
+
 
 class Shared(NamedTuple):
-    """w, the teacher, and x, the common model; they are one until clients quantize."""
+    """w, the teacher, and the common model x of each network; w is that of the global one until clients quantize."""
 
     w: ModelState
-    x: ModelState
+    x: dict[str, ModelState]
 
 
 class Personal(NamedTuple):
@@ -50,10 +54,13 @@ class Work(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """w_i or x_i times `learned`, which is 0 if the client has no common model of this stage, and the stage."""
+    """w_i under the key of the global network, x_i under that of the client's own; and the stage.
 
-    model: ModelState
-    learned: Tensor
+    Each is multiplied by `learned`, which is 0 if the client did not train it in this stage, and else 1.
+    """
+
+    models: dict[str, ModelState]
+    learned: dict[str, Tensor]
     stage: Tensor
 
 
@@ -62,17 +69,19 @@ class QuPeDPlus:
     """Three stages, by the share of the run that is done:
 
     1. Together, up to `together`: FedAvg. w_i <- w_i - lr grad f_i(w_i); w <- mean of w_i.
-    2. Quantized together, up to `common`: w stays and teaches. From x = w,
-       x_i <- x_i - lr grad F_i(Q_ci(x_i)), straight through Q, and for centers of n weights
-       c_i <- c_i - lr kappa / sqrt(n) grad_c F_i(Q_ci(x_i)); x <- mean of x_i.
+    2. Quantized together, up to `common`: w stays. From x = w,
+       x_i <- x_i - lr grad f_i(Q_ci(x_i)), straight through Q, and for centers of n weights
+       c_i <- c_i - lr kappa / sqrt(n) grad_c f_i(Q_ci(x_i)); x <- mean of x_i.
        Every client has its own centers, so bit-widths may differ.
-    3. Alone: the same steps from x, which no longer changes. In the fine-tuning phase weights sit on their centers.
+    3. Alone: from x, which no longer changes, the same steps along F_i, with w as the teacher. In the fine-tuning phase
+       weights sit on their centers.
 
-    F_i = (1 - lambda_p) f_i(x) + lambda_p D_KL(s(w) || s(x)), in which s chooses among the classes of client i only.
-    The model that it deploys does so, too. In stages 2 and 3 the learning rate falls linearly to 0.
+    F_i = (1 - lambda_p) f_i(x) + lambda_p D_KL(s(w) || s(x)). From stage 2 on, softmax s chooses among the classes of
+    client i only, in f_i, too; so does the model that it deploys. The learning rate then falls linearly to 0.
 
-    A client with another network than the global one learns its own x_i by the same F_i through all stages, in full
-    precision in the first, and takes part in w.
+    There is one x for each network, the mean over the clients that have it. Clients with another network than the
+    global one also train x in stage 1, in full precision, by F_i with w_i as the teacher. Where the server does not
+    know a client's network, as on Flower, its x_i is its own in all stages, and learns by F_i.
     """
 
     together: float = 0.7
@@ -122,8 +131,8 @@ class QuPeDPlus:
         return clock.lr * self.lr_boost * min(left, 1.0)
 
     def init_shared(self, spec: ClientSpec) -> Shared:
-        """Start from the global network's weights."""
-        return Shared(spec.global_initial, spec.global_initial)
+        """Start from the networks' weights."""
+        return Shared(spec.global_initial, {GLOBAL: spec.global_initial, **spec.networks})
 
     def init_personal(self, spec: ClientSpec, shared: Shared) -> Personal:
         """Return a model of which nothing is in use but, where the network is another one, its weights."""
@@ -131,10 +140,12 @@ class QuPeDPlus:
         return Personal(_algorithm1.begin(spec), torch.tensor(TOGETHER), seen)
 
     def start(self, spec: ClientSpec, shared: Shared, personal: Personal, clock: Clock) -> Work:
-        """w_i = w. From stage 2 on, x_i is the client's present model."""
+        """w_i = w. Together, x_i = x where the network is another one; from stage 2 on, the client's present model."""
         learner = personal.learner
         if not self.is_common(clock):
             learner = _algorithm1.resume(own_model(spec, shared, personal), clock, self.quantization.assignment)
+        elif spec.network_key is not None:
+            learner = with_centers(spec, shared.x[spec.network_key], learner.c)
         return Work(learner, shared.w, spec.sgd.init(shared.w.params), personal.seen)
 
     def step(self, spec: ClientSpec, work: Work, batches: tuple[Batch, ...], clock: Clock) -> tuple[Work, Metrics]:
@@ -145,7 +156,7 @@ class QuPeDPlus:
             return self._learn_together(spec, work._replace(seen=seen), batch, clock)
         with torch.no_grad():
             teacher = spec.global_network(work.w.params, work.w.buffers, batch.inputs, train=False)[0]
-        loss = self._loss(teacher, batch.labels, seen)
+        loss = self._loss(teacher, batch.labels, seen, self._teaching(spec, clock))
         problem = Problem(spec, self.quantization, batch.inputs, loss, clock._replace(lr=self.lr(clock)))
         learner, value = _algorithm1.step_through(problem, work.learner)
         return work._replace(learner=learner, seen=seen), {"loss": value}
@@ -157,40 +168,52 @@ class QuPeDPlus:
             return work._replace(w=w, velocity=velocity), {"loss": value}
         with torch.no_grad():
             teacher = spec.global_network(work.w.params, work.w.buffers, batch.inputs, train=False)[0]
-        problem = Problem(spec, self.quantization, batch.inputs, self._loss(teacher, batch.labels, work.seen), clock)
+        problem = Problem(
+            spec, self.quantization, batch.inputs, self._loss(teacher, batch.labels, work.seen, self.lambda_p), clock
+        )
         learner, value = _algorithm1.step_weights(problem, work.learner, None)
         return Work(learner, w, velocity, work.seen), {"loss": value}
 
-    def _loss(self, teacher: Tensor, labels: Tensor, seen: Tensor) -> LossFn:
+    def _teaching(self, spec: ClientSpec, clock: Clock) -> float:
+        """Return the share of distillation in the loss: a mean over clients knows what a teacher could tell."""
+        averages = self.stage(clock) == QUANTIZED and own_key(spec) is not None
+        return 0.0 if averages else self.lambda_p
+
+    def _loss(self, teacher: Tensor, labels: Tensor, seen: Tensor, lambda_p: float) -> LossFn:
         """Return F_i as a function of the logits."""
         prior = class_prior(seen) if self.own_classes else torch.zeros(())
 
         def loss(logits: Tensor) -> Tensor:
             divergence = distillation(teacher + prior, logits + prior, trains="student")
-            return (1 - self.lambda_p) * cross_entropy(logits + prior, labels) + self.lambda_p * divergence
+            return (1 - lambda_p) * cross_entropy(logits + prior, labels) + lambda_p * divergence
 
         return loss
 
     def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Payload]:
-        """Send w_i together, x_i quantized together, and alone nothing of use. What is sent is not kept."""
-        stage, learner, model = self.stage(clock), work.learner, work.w
-        sends_x = stage == QUANTIZED and spec.has_global_network
-        if sends_x:
+        """Send the common models that this stage trains, and zeros for others. What is sent is not kept."""
+        stage, learner, key = self.stage(clock), work.learner, own_key(spec)
+        trained = {GLOBAL: work.w} if stage == TOGETHER else {}
+        if key is not None and (stage == QUANTIZED or (stage == TOGETHER and key != GLOBAL)):
             # The buffers of the quantized model are those that count.
-            model = ModelState(learner.x.params, learner.q_buffers) if learner.c else learner.x
+            quantized = stage == QUANTIZED and learner.c
+            trained[key] = ModelState(learner.x.params, learner.q_buffers) if quantized else learner.x
+        models = {GLOBAL: work.w} | ({} if key is None else {key: learner.x}) | trained
+        learned = {k: torch.tensor(float(k in trained)) for k in models}
+        payload = Payload(
+            models={k: _tree.map_leaves(partial(torch.mul, learned[k]), send(model).w) for k, model in models.items()},
+            learned=learned,
+            stage=torch.tensor(float(stage)),
+        )
+        if key in trained:
             learner = with_centers(spec, spec.initial, learner.c)
-        learned = float(stage == TOGETHER or sends_x)
-        sent = _tree.map_leaves(lambda leaf: leaf * learned, send(model).w)
-        payload = Payload(sent, torch.tensor(learned), torch.tensor(float(stage)))
         return Personal(learner, torch.tensor(stage), work.seen), payload
 
     def server_update(self, shared: Shared, mean: Payload) -> Shared:
-        """w and x, or x alone, are the mean over the clients that learned it. Alone they stay."""
-        if not mean.learned:
-            return shared
-        model = _tree.map_leaves(lambda leaf: leaf / mean.learned, mean.model)
-        model = ModelState(model.params, {**shared.x.buffers, **model.buffers})
-        return Shared(model if mean.stage == TOGETHER else shared.w, model)
+        """Each x, and together w, is the mean over the clients that trained it. Alone they stay."""
+        x = shared.x | {
+            key: merged(shared.x[key], mean.models[key], learned) for key, learned in mean.learned.items() if learned
+        }
+        return Shared(x[GLOBAL] if mean.stage == TOGETHER else shared.w, x)
 
     def deploy(self, spec: ClientSpec, shared: Shared, personal: Personal) -> Deployed:
         """Q_ci(x_i), which chooses among the client's own classes."""
@@ -198,18 +221,31 @@ class QuPeDPlus:
         return restrict(model, spec, personal.seen) if self.own_classes else model
 
 
+def own_key(spec: ClientSpec) -> str | None:
+    """Return the key of the common model of a client's network, if there is one."""
+    return GLOBAL if spec.has_global_network else spec.network_key
+
+
+def merged(before: ModelState, total: ModelState, learned: Tensor) -> ModelState:
+    """Return the mean over the clients that trained a model; what they cannot send is as before."""
+    model = _tree.map_leaves(lambda leaf: leaf / learned, total)
+    return ModelState(model.params, {**before.buffers, **model.buffers})
+
+
 def own_model(spec: ClientSpec, shared: Shared, personal: Personal) -> Learner:
     """Return the client's present model, quantized: until it was alone, the common one; its centers once it has some.
 
-    With another network, its weights are its own from the beginning.
+    Without a common model of its network, its weights are its own from the beginning.
     """
-    learner, follows = personal.learner, spec.has_global_network
-    x = shared.x if follows else learner.x
+    learner, key = personal.learner, own_key(spec)
+    x = learner.x if key is None else shared.x[key]
     return _tree.choose(
         personal.stage == TOGETHER,
         lambda: _algorithm1.begin_learned(spec, x),
         lambda: _tree.choose(
-            (personal.stage == QUANTIZED) & follows, lambda: with_centers(spec, x, learner.c), lambda: learner
+            (personal.stage == QUANTIZED) & (key is not None),
+            lambda: with_centers(spec, x, learner.c),
+            lambda: learner,
         ),
     )
 

@@ -364,7 +364,7 @@ class GridEngine:
         if not isinstance(loss, float) or not math.isfinite(loss):
             raise BadUpdateError(f"its training loss is {loss!r:.80}: lower the learning rate lr")
         score_in(reply.values)
-        template = self.setup.templates.payload
+        (template,) = self.setup.templates.payload.values()  # stand-ins form one group
         leaves = read_payload(reply, template)
         if flaw := find_flaw(leaves, template):
             raise BadUpdateError(flaw)

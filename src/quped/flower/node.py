@@ -101,7 +101,7 @@ class Node:
             self._claim(store, client, request)
             again = store.held(request.round)
             if again is not None and again.request == request.digest:
-                return Reply(again.values, flatten(again.tree("payload", templates.payload)))
+                return Reply(again.values, flatten(again.tree("payload", templates.payload[client.spec.group])))
             shared = unflatten(request.shared, templates.shared, "shared state from the server")
             before = store.before(request.round)
             if before is None:
@@ -150,7 +150,8 @@ class Node:
         return self.app.algorithm()
 
     def _validate(self, seed: int) -> tuple[list[SimClient], FunctionalNetwork]:
-        return validate_clients([self.app.client(self.config)], self._algorithm, self.app.global_model, seed)
+        client, shared = self.app.client(self.config), self.app.global_model
+        return validate_clients([client], self._algorithm, shared, seed, server_networks=False)
 
     def _open(self, request: Request) -> tuple[Setup, Store]:
         setup = self.setup(request.seed, request.options)

@@ -76,7 +76,7 @@ def check_update(setup: Setup, client: SimClient, clock: Clock, personal: Any, p
         )
     templates = setup.templates
     for what, state, template in (
-        ("payload", payload, templates.payload),
+        ("payload", payload, templates.payload[client.spec.group]),
         ("personal state", personal, templates.personal[client.spec.group]),
     ):
         if flaw := find_flaw(state, template):

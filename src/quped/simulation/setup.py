@@ -42,7 +42,8 @@ class Templates(NamedTuple):
     """States that have the form of all others of their kind."""
 
     shared: Any
-    payload: Any
+    payload: Mapping[int, Any]
+    """For each group of clients."""
     personal: Mapping[int, Any]
     """For each group of clients."""
 
@@ -95,14 +96,16 @@ class Setup:
     @cached_property
     def templates(self) -> "Templates":
         """The forms of all states: those before the first round, and the payload of a round without steps."""
-        algorithm, first, clock = self.algorithm, self.clients[0], self.schedule.clock(0)
-        shared = algorithm.init_shared(first.spec)
-        specs = {client.spec.group: client.spec for client in self.clients}
-        personal = {group: algorithm.init_personal(spec, shared) for group, spec in specs.items()}
-        work = algorithm.start(first.spec, shared, personal[first.spec.group], clock)
-        with naming(first.name, 0), torch_seeded(self.seed, "layout"):
-            twice = first.train.batch(torch.zeros(2, dtype=torch.long))  # BatchNorm needs two samples
-            _, payload = algorithm.finish(first.spec, work, twice, clock)
+        algorithm, clock = self.algorithm, self.schedule.clock(0)
+        shared = algorithm.init_shared(self.clients[0].spec)
+        first = {client.spec.group: client for client in reversed(self.clients)}
+        personal = {group: algorithm.init_personal(client.spec, shared) for group, client in first.items()}
+        payload = {}
+        for group, client in first.items():
+            with naming(client.name, 0), torch_seeded(self.seed, "layout"):
+                work = algorithm.start(client.spec, shared, personal[group], clock)
+                twice = client.train.batch(torch.zeros(2, dtype=torch.long))  # BatchNorm needs two samples
+                _, payload[group] = algorithm.finish(client.spec, work, twice, clock)
         return Templates(shared, payload, personal)
 
     @cached_property
@@ -123,9 +126,10 @@ class Setup:
 
     @cached_property
     def sent(self) -> dict[str, int]:
-        """The bytes that travel for one client in one round, uncompressed."""
+        """The bytes that travel for one client in one round, uncompressed; of different clients, the most."""
         templates = self.templates
-        return {"to_server": _tree.size(templates.payload), "to_client": _tree.size(templates.shared)}
+        most = max(_tree.size(payload) for payload in templates.payload.values())
+        return {"to_server": most, "to_client": _tree.size(templates.shared)}
 
     def handle_bad_update(self, error: BadUpdateError) -> None:
         """Stop the run, or warn that a client is skipped in this round, as the options say."""

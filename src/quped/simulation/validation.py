@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,9 +22,17 @@ from quped.simulation.setup import SimClient
 
 
 def validate_clients(
-    clients: Sequence[Client], algorithm: AnyAlgorithm, global_model: ModelSource | None, seed: int
+    clients: Sequence[Client],
+    algorithm: AnyAlgorithm,
+    global_model: ModelSource | None,
+    seed: int,
+    *,
+    server_networks: bool = True,
 ) -> tuple[list[SimClient], FunctionalNetwork]:
-    """Return the clients as engines run them, in the order of their names, and the global network."""
+    """Return the clients as engines run them, in the order of their names, and the global network.
+
+    `server_networks` says whether the server knows the clients' networks beside the global one.
+    """
     check_names(clients)
     # Clients stand in the order of their names, so that permuting them changes nothing.
     clients = sorted(clients, key=lambda client: client.name)
@@ -36,7 +45,25 @@ def validate_clients(
     checked = [check_client(client, algorithm, shared, networks, seen) for client in clients]
     warn_of_unseen_classes(seen.unknown_classes)
     warn_of_unquantized(clients, checked, networks)
-    return checked, shared
+    return with_networks(checked) if server_networks else checked, shared
+
+
+def with_networks(clients: Sequence[SimClient]) -> list[SimClient]:
+    """Return the clients with the keys of their networks, and the initial weights of each, which the first one has."""
+    unlike: list[FunctionalNetwork] = []
+    keys: dict[int, str | None] = {}
+    for client in clients:
+        if client.spec.group not in keys and not client.spec.has_global_network:
+            same = [i for i, network in enumerate(unlike) if distinction(client.network, network) is None]
+            if not same:
+                unlike.append(client.network)
+            keys[client.spec.group] = str(same[0] if same else len(unlike) - 1)
+    if not unlike:
+        return list(clients)
+    networks = {str(i): network.initial for i, network in enumerate(unlike)}
+    specs = {client.spec.group: client.spec for client in clients}
+    specs = {group: replace(spec, network_key=keys.get(group), networks=networks) for group, spec in specs.items()}
+    return [replace(client, spec=specs[client.spec.group]) for client in clients]
 
 
 def check_names(clients: Sequence[Client]) -> None:

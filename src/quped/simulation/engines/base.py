@@ -1,6 +1,7 @@
 """What every engine can do."""
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -44,18 +45,24 @@ class Engine(Protocol):
 def average(updates: Iterable[tuple[Any, float]], clock: Clock) -> tuple[Any, float]:
     """Return the mean payload and the mean loss of a round's updates.
 
-    Payloads are added one by one in their order: the same bits in every engine.
+    The mean of a tensor is over the clients that sent it: those of one group send the same ones. Payloads are added one
+    by one in their order: the same bits in every engine.
     """
-    total, losses = None, list[float]()
+    form: Any = None
+    totals, counts, losses = dict[str, torch.Tensor](), Counter[str](), list[float]()
     for payload, loss in updates:
-        if total is None:
-            total = _tree.map_leaves(torch.clone, payload)
-        else:
-            _tree.map_leaves(torch.Tensor.add_, total, payload)
+        form = payload if form is None else _tree.union(form, payload)
+        for path, leaf in _tree.items(payload):
+            if path in totals:
+                totals[path] += leaf
+            else:
+                totals[path] = leaf.clone()
+            counts[path] += 1
         losses.append(loss)
     if not losses:
         raise RunError(f"No client of round {clock.round + 1} gave an update that can be used.")
-    return _tree.map_leaves(lambda leaf: leaf / len(losses), total), sum(losses) / len(losses)
+    mean = {path: total / counts[path] for path, total in totals.items()}
+    return _tree.unflatten(form, mean, ""), sum(losses) / len(losses)
 
 
 def reported(do: Callable[[], Any]) -> Any:

@@ -59,7 +59,7 @@ class Job(NamedTuple):
     target: int = 0
     """The row in which a round puts its personal state."""
     position: int = 0
-    """The row in which a round puts its payload."""
+    """The row in which a round puts its payload, among those of its group."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,14 @@ class Board:
 
     setup: Setup
     shared: Rows
-    payloads: Rows
+    payloads: Mapping[int, Rows]
+    """For each group of clients a file with a row for each of them in a round."""
     personal: Mapping[int, Rows]
     """For each group of clients a file with a row for each of them, and spare ones for those of a round."""
+
+    def payload_rows(self, client: int) -> Rows:
+        """Return the file with a client's payload."""
+        return self.payloads[self.setup.clients[client].spec.group]
 
     def rows(self, client: int) -> Rows:
         """Return the file with a client's states."""
@@ -92,7 +97,7 @@ class Board:
         clock = self.setup.schedule.clock(job.round)
         personal, payload, loss = run_client(self.setup, client, shared, state, clock)
         self.rows(job.client).write(job.target, personal)
-        self.payloads.write(job.position, payload)
+        self.payload_rows(job.client).write(job.position, payload)
         return loss
 
 
@@ -100,18 +105,19 @@ def lay_out(setup: Setup) -> Board:
     """Make the files, in the forms of the states that they hold. Space for personal states is reserved when needed."""
     templates, sampled = setup.templates, setup.schedule.clients_per_round
     sizes = Counter(client.spec.group for client in setup.clients)
+    at_once = {group: min(sampled, size) for group, size in sizes.items()}
     with naming_space():
         board = Board(
             setup=setup,
             shared=unnamed_rows(templates.shared, 1),
-            payloads=unnamed_rows(templates.payload, sampled),
+            payloads={group: unnamed_rows(form, at_once[group]) for group, form in templates.payload.items()},
             personal={
-                group: unnamed_rows(template, sizes[group] + min(sampled, sizes[group]))
-                for group, template in templates.personal.items()
+                group: unnamed_rows(form, sizes[group] + at_once[group]) for group, form in templates.personal.items()
             },
         )
         board.shared.reserve(0, 1)
-        board.payloads.reserve(0, sampled)
+        for group, rows in board.payloads.items():
+            rows.reserve(0, at_once[group])
     check_space(setup, sizes, {group: rows.stride for group, rows in board.personal.items()})
     return board
 
@@ -210,10 +216,12 @@ class ProcessEngine:
         """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
         self._board.shared.write(0, shared)
         self._provide(chosen)
-        jobs = [
-            Job(client, clock.round, self._in_use.get(client), self._pool(client).take(), position)
-            for position, client in enumerate(chosen)
-        ]
+        before = Counter[int]()
+        jobs = []
+        for client in chosen:
+            group = self._board.setup.clients[client].spec.group
+            jobs.append(Job(client, clock.round, self._in_use.get(client), self._pool(client).take(), before[group]))
+            before[group] += 1
 
         def updates() -> Iterator[tuple[Any, float]]:
             for job, loss in self._done(jobs):
@@ -224,7 +232,7 @@ class ProcessEngine:
                     if job.source is not None:
                         self._pool(job.client).give(job.source)
                     self._in_use[job.client] = job.target
-                    yield self._board.payloads.read(job.position), loss
+                    yield self._board.payload_rows(job.client).read(job.position), loss
 
         return average(updates(), clock)
 

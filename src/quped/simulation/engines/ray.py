@@ -254,7 +254,8 @@ class RayEngine:
         forms, clients = self._setup.templates, self._setup.clients
         new = {i: as_tree(one.personal, forms.personal[clients[i].spec.group]) for i, one in done.items()}
         self._inline.restore(new)
-        return average(((as_tree(one.payload, forms.payload), one.loss) for one in done.values()), clock)
+        payloads = {i: as_tree(one.payload, forms.payload[clients[i].spec.group]) for i, one in done.items()}
+        return average(((payloads[i], one.loss) for i, one in done.items()), clock)
 
     def deploy(self, shared: Any, client: int) -> Deployed:
         """Return the model that a client uses now."""
