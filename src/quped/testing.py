@@ -138,7 +138,7 @@ def small_batches(algorithm: AnyAlgorithm, steps: int = 3) -> list[tuple[Batch, 
 
 def round_by_hand(algorithm: AnyAlgorithm, phase: Phase) -> HandRound:
     """Run one round of one client."""
-    spec, clock, steps = small_spec(algorithm), Clock(4, 2, phase, 2.0, 0.1), small_batches(algorithm)
+    spec, clock, steps = small_spec(algorithm), Clock(4, 2, phase, 2.0, 0.1, 0.1, 0.0), small_batches(algorithm)
     shared = algorithm.init_shared(spec)
     personal = algorithm.init_personal(spec, shared)
     work = algorithm.start(spec, shared, personal, clock)
@@ -151,7 +151,7 @@ def round_by_hand(algorithm: AnyAlgorithm, phase: Phase) -> HandRound:
 def round_changes_no_input(algorithm: AnyAlgorithm) -> None:
     """A round changes none of its inputs: states, batches and initial weights stay as they were."""
     for phase in Phase:
-        spec, clock, steps = small_spec(algorithm), Clock(4, 2, phase, 2.0, 0.1), small_batches(algorithm)
+        spec, clock, steps = small_spec(algorithm), Clock(4, 2, phase, 2.0, 0.1, 0.1, 0.0), small_batches(algorithm)
         shared = algorithm.init_shared(spec)
         personal = algorithm.init_personal(spec, shared)
         inputs = (shared, personal, spec.initial, spec.global_initial, tuple(steps))

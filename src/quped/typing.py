@@ -56,7 +56,9 @@ class Clock(NamedTuple):
     """The paper's t of lambda(t): epochs completed so far (0 in the first)."""
     lr: float
     """eta_1 at this epoch."""
-    progress: float = 0.0
+    initial_lr: float
+    """eta_1 in the first epoch."""
+    progress: float
     """The share of the run's steps that were taken before this round: 0 in the first, below 1 in the last."""
 
 

@@ -97,7 +97,7 @@ def test_deployed_statistics_belong_to_the_quantized_network(
     """x and Q_c(x) have statistics of their own; here the first layer is quantized, so that they differ."""
     algorithm: AnyAlgorithm = kind(quantization=Quantization(update_centers=update_centers))
     t = replace(small_spec(algorithm, momentum=0.0), bits={"first.weight": 2})
-    now, (batch,) = Clock(4, 2, phase, 2.0, 0.1), small_batches(algorithm)[0]
+    now, (batch,) = Clock(4, 2, phase, 2.0, 0.1, 0.1, 0.0), small_batches(algorithm)[0]
     shared = algorithm.init_shared(t)
     start = algorithm.init_personal(t, shared)
     start = start._replace(q_buffers=start.q_buffers | {"norm.running_mean": torch.ones(8)})

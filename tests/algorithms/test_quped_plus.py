@@ -44,7 +44,7 @@ def spec(bits: int = 32, logit_bias: str | None = "b") -> ClientSpec:
 
 def at(progress: float, phase: Phase = Phase.TRAIN) -> Clock:
     """Return a clock at a share of the run."""
-    return clock(3.0, phase)._replace(progress=progress)
+    return clock(3.0, phase)._replace(progress=progress, initial_lr=4 * LR)
 
 
 def softmax(z: Array) -> Array:
@@ -93,7 +93,7 @@ def test_a_quantized_step_goes_straight_through(progress: float) -> None:
     kappa, lambda_p = 0.3, 0.6
     algorithm, one, now = QuPeDPlus(lambda_p=lambda_p, center_lr_ratio=kappa), spec(bits=1), at(progress)
     work, _ = algorithm.step(one, started(algorithm, one, now, CENTERS), (batch(),), now)
-    lr = LR * (1 - progress) / (1 - algorithm.together)
+    lr = 2 * LR * (1 - progress) / (1 - algorithm.together)  # sqrt(4) = 2
     q = np.array([0.8, -0.5])  # by sign
     by_v, by_b = gradients(q, B, lambda_p if progress > algorithm.common else 0.0)
     np.testing.assert_allclose(work.learner.x.params["v"], V - lr * by_v, rtol=1e-12)
@@ -106,7 +106,7 @@ def test_a_quantized_step_goes_straight_through(progress: float) -> None:
 def test_a_step_in_full_precision() -> None:
     algorithm, one, now = QuPeDPlus(lambda_p=0.6), spec(), at(0.95)
     work, _ = algorithm.step(one, started(algorithm, one, now), (batch(),), now)
-    lr = LR * 0.05 / (1 - algorithm.together)
+    lr = 2 * LR * 0.05 / (1 - algorithm.together)
     by_v, by_b = gradients(V, B, 0.6)
     np.testing.assert_allclose(work.learner.x.params["v"], V - lr * by_v, rtol=1e-12)
     np.testing.assert_allclose(work.learner.x.params["b"], B - lr * by_b, rtol=1e-12)
@@ -118,7 +118,7 @@ def test_fine_tuning_moves_weights_with_their_centers() -> None:
     hard = work.learner._replace(x=ModelState({"v": torch.tensor([0.8, -0.5]), "b": torch.tensor(B)}, {}))
     work, _ = algorithm.step(one, work._replace(learner=hard), (batch(),), now)
     by_v, _ = gradients(np.array([0.8, -0.5]), B, algorithm.lambda_p)
-    lr = LR * 0.1 / (1 - algorithm.together)
+    lr = 2 * LR * 0.1 / (1 - algorithm.together)
     expected = CENTERS - lr * algorithm.center_lr_ratio / np.sqrt(2) * by_v[::-1]
     np.testing.assert_allclose(work.learner.c["v"][0], expected, rtol=1e-6)
     np.testing.assert_allclose(work.learner.x.params["v"], expected[::-1], rtol=1e-6)
@@ -254,7 +254,6 @@ def test_a_network_without_a_bias_is_refused_with_the_remedy() -> None:
         {"together": 1.5},
         {"common": 0.1},
         {"lambda_p": -1},
-        {"lr_boost": -1},
         {"center_lr_ratio": -1},
         {"own_classes": 1},
     ],

@@ -218,7 +218,7 @@ def descend(given: Setting, count: int, center_prox: CenterProx, c: Array | None
     initial = ModelState({"w": torch.from_numpy(given.w)}, {})
     spec = ClientSpec(network, initial, network, initial, bits={"w": given.bits}, sgd=SGD(weight_decay=0.0))
     # lambda(t) = rate * t, so that at t = 1 it is the rate.
-    clock = Clock(0, 0, Phase.TRAIN, t=1.0, lr=given.sizes.eta1)
+    clock = Clock(0, 0, Phase.TRAIN, 1.0, given.sizes.eta1, given.sizes.eta1, 0.0)
     batch = Batch((torch.from_numpy(given.problem.inputs),), torch.from_numpy(given.problem.labels))
     shared = algorithm.init_shared(spec)
     learner: Learner = algorithm.start(spec, shared, algorithm.init_personal(spec, shared), clock)

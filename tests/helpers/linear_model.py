@@ -61,7 +61,7 @@ def batch(inputs: Array = INPUTS, labels: NDArray[np.int64] = LABELS) -> Batch:
 
 def clock(t: float = 3.0, phase: Phase = Phase.TRAIN) -> Clock:
     """Return a clock at epoch t with learning rate `LR`."""
-    return Clock(0, int(t), phase, t, LR)
+    return Clock(0, int(t), phase, t, LR, LR, 0.0)
 
 
 def probabilities(v: Array, inputs: Array = INPUTS) -> Array:

@@ -222,7 +222,7 @@ def test_equals_the_federated_algorithm(bits: int, options: dict[str, Any], sgd:
     )
     opt.epoch = 3
     for i, (inputs, labels) in enumerate((x.double(), y) for x, y in batches(12)):
-        clock = Clock(0, 3, Phase.TRAIN if i < 6 else Phase.FINETUNE, 3.0, 0.1)
+        clock = Clock(0, 3, Phase.TRAIN if i < 6 else Phase.FINETUNE, 3.0, 0.1, 0.1, 0.0)
         work = local.start(spec, local.init_shared(spec), work, clock)
         work, _ = local.step(spec, work, (Batch((inputs,), labels),), clock)
         if i == 6:
@@ -259,7 +259,9 @@ def test_averaged_gradients_and_half_steps_agree_to_first_order() -> None:
             average_gradients=True,
         )
         train(opt, model, [(inputs.double(), labels)])
-        work, _ = local.step(spec, work, (Batch((inputs.double(),), labels),), Clock(0, 0, Phase.TRAIN, 0.0, lr))
+        work, _ = local.step(
+            spec, work, (Batch((inputs.double(),), labels),), Clock(0, 0, Phase.TRAIN, 0.0, lr, lr, 0.0)
+        )
         gaps.append(max(float((p.detach() - work.x.params[k]).abs().max()) for k, p in model.named_parameters()))
     assert gaps[1] > 0
     assert gaps[0] / gaps[1] == pytest.approx(4, rel=0.1)

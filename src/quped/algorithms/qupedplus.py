@@ -4,6 +4,7 @@ Parts of it: FedAvg (McMahan et al., 2017); the gradient straight through the qu
 2013); center steps scaled by the size of a layer, as those of the step size in LSQ (Esser et al., Learned Step Size
 Quantization, 2020); distillation and personal centers (QuPeD)."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -77,7 +78,9 @@ class QuPeDPlus:
        weights sit on their centers.
 
     F_i = (1 - lambda_p) f_i(x) + lambda_p D_KL(s(w) || s(x)). From stage 2 on, softmax s chooses among the classes of
-    client i only, in f_i, too; so does the model that it deploys. The learning rate then falls linearly to 0.
+    client i only, in f_i, too; so does the model that it deploys. The learning rate of these stages begins at the
+    geometric mean of the initial and the present one, since a network that was just quantized has far to go, and falls
+    linearly to 0.
 
     There is one x for each network, the mean over the clients that have it. Clients with another network than the
     global one also train x in stage 1, in full precision, by F_i with w_i as the teacher. Where the server does not
@@ -90,8 +93,6 @@ class QuPeDPlus:
     """The share of the run after which every client is alone. Fine-tuning is alone in any case."""
     lambda_p: float = 0.7
     """lambda_p, the share of distillation in a client's loss."""
-    lr_boost: float = 1.0
-    """The factor on the learning rate where stage 2 begins."""
     center_lr_ratio: float = 0.1
     """kappa."""
     own_classes: bool = True
@@ -106,7 +107,6 @@ class QuPeDPlus:
         check_number("together of QuPeDPlus", self.together, 0, 1)
         check_number("common of QuPeDPlus", self.common, self.together, 1)
         check_number("lambda_p of QuPeDPlus", self.lambda_p, 0, 1)
-        check_number("lr_boost of QuPeDPlus", self.lr_boost, 0)
         check_number("center_lr_ratio of QuPeDPlus", self.center_lr_ratio, 0)
         check(isinstance(self.own_classes, bool), "own_classes of QuPeDPlus", "True or False", self.own_classes)
 
@@ -128,7 +128,7 @@ class QuPeDPlus:
     def lr(self, clock: Clock) -> float:
         """Return the learning rate of stages 2 and 3."""
         left = (1 - clock.progress) / (1 - self.together) if self.together < 1 else 0.0
-        return clock.lr * self.lr_boost * min(left, 1.0)
+        return math.sqrt(clock.initial_lr * clock.lr) * min(left, 1.0)
 
     def init_shared(self, spec: ClientSpec) -> Shared:
         """Start from the networks' weights."""

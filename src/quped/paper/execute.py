@@ -177,7 +177,8 @@ def as_round(epoch: Epoch, recipe: Recipe) -> Round:
     """Return an epoch of a single network as the round of a federation, which observers take."""
     n, phase = epoch.epoch, Phase(epoch.phase)
     point = Evaluation(n, n, phase, epoch.loss, {"test": epoch.accuracy}, epoch.seconds)
-    return Round(Clock(n, n, phase, n, recipe.lr), recipe.epochs, epoch.loss, point, None, epoch.seconds)
+    clock = Clock(n, n, phase, n, recipe.lr, recipe.lr, n / recipe.epochs)
+    return Round(clock, recipe.epochs, epoch.loss, point, None, epoch.seconds)
 
 
 def scratch_folder(run: PaperRun, inputs: str) -> str:

@@ -84,7 +84,7 @@ class Schedule:
         phase = Phase.TRAIN if epoch < self.epochs - self.finetune_epochs else Phase.FINETUNE
         t = round_ * self.local_steps * self.stretch // self.steps_per_epoch
         progress = round_ * self.local_steps / (self.epochs * self.steps_per_epoch)
-        return Clock(round_, epoch, phase, t, self.lr * self.lr_decay**t, progress)
+        return Clock(round_, epoch, phase, t, self.lr * self.lr_decay**t, self.lr, progress)
 
     def evaluates(self, round_: int) -> bool:
         """Say whether a round ends with an evaluation: the last one does, and the last of every n-th epoch."""
