@@ -154,9 +154,9 @@ class QuPeDPlus:
         seen = see(work.seen, batch.labels) if self.own_classes else work.seen
         if self.is_common(clock):
             return self._learn_together(spec, work._replace(seen=seen), batch, clock)
-        with torch.no_grad():
-            teacher = spec.global_network(work.w.params, work.w.buffers, batch.inputs, train=False)[0]
-        loss = self._loss(teacher, batch.labels, seen, self._teaching(spec, clock))
+        # A mean over clients knows what a teacher could tell.
+        averages = self.stage(clock) == QUANTIZED and own_key(spec) is not None
+        loss = self._loss(spec, work.w, batch, seen, 0.0 if averages else self.lambda_p)
         problem = Problem(spec, self.quantization, batch.inputs, loss, clock._replace(lr=self.lr(clock)))
         learner, value = _algorithm1.step_through(problem, work.learner)
         return work._replace(learner=learner, seen=seen), {"loss": value}
@@ -166,26 +166,22 @@ class QuPeDPlus:
         w, velocity, value = sgd_step(spec.sgd, spec.global_network, work.w, work.velocity, batch, clock.lr)
         if spec.has_global_network:
             return work._replace(w=w, velocity=velocity), {"loss": value}
-        with torch.no_grad():
-            teacher = spec.global_network(work.w.params, work.w.buffers, batch.inputs, train=False)[0]
-        problem = Problem(
-            spec, self.quantization, batch.inputs, self._loss(teacher, batch.labels, work.seen, self.lambda_p), clock
-        )
+        loss = self._loss(spec, work.w, batch, work.seen, self.lambda_p)
+        problem = Problem(spec, self.quantization, batch.inputs, loss, clock)
         learner, value = _algorithm1.step_weights(problem, work.learner, None)
         return Work(learner, w, velocity, work.seen), {"loss": value}
 
-    def _teaching(self, spec: ClientSpec, clock: Clock) -> float:
-        """Return the share of distillation in the loss: a mean over clients knows what a teacher could tell."""
-        averages = self.stage(clock) == QUANTIZED and own_key(spec) is not None
-        return 0.0 if averages else self.lambda_p
-
-    def _loss(self, teacher: Tensor, labels: Tensor, seen: Tensor, lambda_p: float) -> LossFn:
-        """Return F_i as a function of the logits."""
+    def _loss(self, spec: ClientSpec, w: ModelState, batch: Batch, seen: Tensor, lambda_p: float) -> LossFn:
+        """Return F_i as a function of the logits; its teacher is w."""
         prior = class_prior(seen) if self.own_classes else torch.zeros(())
+        if lambda_p == 0:
+            return lambda logits: cross_entropy(logits + prior, batch.labels)
+        with torch.no_grad():
+            teacher = spec.global_network(w.params, w.buffers, batch.inputs, train=False)[0]
 
         def loss(logits: Tensor) -> Tensor:
             divergence = distillation(teacher + prior, logits + prior, trains="student")
-            return (1 - lambda_p) * cross_entropy(logits + prior, labels) + lambda_p * divergence
+            return (1 - lambda_p) * cross_entropy(logits + prior, batch.labels) + lambda_p * divergence
 
         return loss
 
