@@ -1,4 +1,4 @@
-"""What the site adds to the documents: pages and pictures from outside of docs/, and links to both."""
+"""What the site changes in the documents: pages and pictures from outside of docs/, links to both, and tables."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
+CODE = re.compile(r"`[^`\n]+`")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -21,7 +22,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Lead links from the root of the project to the site; of what is not on the site, leave the words."""
+    """Lead links from the root of the project to the site; of what is not on the site, leave the words.
+
+    In tables, code has no backslash before a bar: elsewhere it is needed there, and here it would be shown.
+    """
     home = {page: name for name, page in PAGES.items()}
     here = ROOT / home[page.file.src_uri] if page.file.src_uri in home else ROOT / "docs" / page.file.src_uri
     depth = page.file.src_uri.count("/")
@@ -35,4 +39,5 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return words if path.exists() else link[0]
         return f"{image}[{words}]({'../' * depth}{place}{section})"
 
-    return LINK.sub(moved, markdown)
+    bare = CODE.sub(lambda code: code[0].replace("\\|", "|"), markdown)
+    return LINK.sub(moved, bare)

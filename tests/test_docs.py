@@ -133,7 +133,7 @@ def test_the_reference_is_up_to_date() -> None:
 
 @pytest.mark.slow
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
-    """No link leads nowhere, no page is left out, and what is outside of docs/ is on the site."""
+    """No link leads nowhere, no page is left out, what is outside of docs/ is on the site, and code looks like code."""
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [str(Path(sys.executable).with_name("mkdocs")), "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
@@ -143,6 +143,8 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     results = (tmp_path / "site" / "paper" / "results.html").read_text()
     assert 'src="../results/mnist/curves.png"' in results
     assert (tmp_path / "site" / "results" / "mnist" / "curves.png").exists()
+    assert "<code>Data | None</code>" in (tmp_path / "site" / "reference" / "api.html").read_text()
+    assert 'class="highlight"' in (tmp_path / "site" / "index.html").read_text()
 
 
 def test_the_readme_is_short() -> None:
