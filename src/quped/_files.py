@@ -59,6 +59,22 @@ def is_running(process: int) -> bool:
     return True
 
 
+def is_locked(file: Path) -> bool:
+    """Say whether a process holds a lock. Nothing is changed: a process that was killed leaves the file of its lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return file.exists()
+    try:
+        with file.open("rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # it is held, or nobody can say
+        return True
+    return False
+
+
 @contextmanager
 def locked(file: Path, *, seconds: float = -1, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold a lock between processes within the block, and remove its file at the end.

@@ -1,7 +1,7 @@
 """What a run leaves on disk: records, checkpoints, and where they come from."""
 
 from quped.records.checkpoints import Checkpoints
-from quped.records.files import exclusive, flatten, plain, read_json, write_bytes, write_json
+from quped.records.files import exclusive, flatten, in_use, plain, read_json, write_bytes, write_json
 from quped.records.provenance import revision, versions
 from quped.records.run import (
     CHECKPOINTS,
@@ -37,6 +37,7 @@ __all__ = [
     "flatten",
     "has_failed",
     "holds_run",
+    "in_use",
     "plain",
     "read_json",
     "refuse_link",

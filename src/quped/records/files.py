@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from quped._files import locked, remove_drafts
+from quped._files import is_locked, locked, remove_drafts
 from quped._files import write_bytes as write_bytes
 from quped.errors import RunError
 
 PATIENCE = 10.0
 """Seconds to wait for a folder: the workers of a killed run need a few to notice."""
 
+
+LOCK = ".lock"
+"""The file whose lock a process holds that uses a folder."""
 
 SEAL = "sha256"
 """The last key of a JSON file of ours: the digest of all others."""
@@ -76,6 +79,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
+def in_use(folder: Path) -> bool:
+    """Say whether a process uses a folder now."""
+    return is_locked(folder / LOCK)
+
+
 @contextmanager
 def exclusive(folder: Path, *, seconds: float = PATIENCE) -> Iterator[None]:
     """Let no other process use a folder within the block; make it if need be, and remove it if it ends up empty.
@@ -86,7 +94,7 @@ def exclusive(folder: Path, *, seconds: float = PATIENCE) -> Iterator[None]:
         with ExitStack() as stack:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(folder / ".lock", seconds=seconds))
+                stack.enter_context(locked(folder / LOCK, seconds=seconds))
                 remove_drafts(folder)
             except TimeoutError:
                 raise RunError(
