@@ -45,6 +45,11 @@ class Evaluation:
     """Since the run began."""
     accuracy_own_classes: dict[str, float] = field(default_factory=dict)
     """The same if a model may only choose among the classes in its client's training data."""
+    slowest: dict[str, float] = field(default_factory=dict)
+    """Seconds that a round takes the slowest clients, at most five, the slowest first: the mean of their rounds since
+    the last evaluation. Empty if clients are computed at once."""
+    median_seconds: float | None = None
+    """The same for the client in the middle."""
     weights: dict[str, Any] = field(default_factory=dict)
     """For one client of each kind, how its weights lie around their centers; see `quped.quant.histogram`."""
 

@@ -72,6 +72,7 @@ def assert_equals_inline(tmp_path: Path, expected: FitResult) -> None:
     assert [(p["round"], p["loss"], p["accuracy"]) for p in points] == [
         (e.round, e.loss, e.accuracy) for e in expected.curve
     ]
+    assert all(point["slowest"].keys() == set(NAMES) for point in points)
     if expected.global_model is not None:
         written = load(record.path / "models" / f"{GLOBAL}.quped", expected.global_module()).state_dict()
         for key, value in expected.global_module().state_dict().items():

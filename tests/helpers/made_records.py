@@ -56,6 +56,8 @@ def make_method(
                 "accuracy": accuracy,
                 "seconds": float(number),
                 "accuracy_own_classes": accuracy,
+                "slowest": {name: 0.5 - 0.1 * i for i, name in enumerate(names[:3])},
+                "median_seconds": 0.1,
                 "weights": {names[0]: weights} if method != "fedavg" else {},
                 "mean": float(np.mean(list(accuracy.values()))),
             }

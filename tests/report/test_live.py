@@ -2,16 +2,19 @@
 
 import io
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.made_records import make_run
-from helpers.program import fails, quped
+from helpers.program import FILE, fails, quped
 from rich.console import Console
 
 from quped.cli import watch
-from quped.records import CURVES, RESULT, RunRecord
+from quped.records import CURVES, RESULT, RunRecord, in_use
 from quped.report.live import braille, resample, sparkline
 
 
@@ -38,8 +41,12 @@ def test_a_finished_run(tmp_path: Path) -> None:
     for name in ("QuPeD", "Local", "FedAvg"):
         assert name in done.stdout
     last = result["accuracy"]["per_client"]
-    listed = [line.split()[0] for line in done.stdout.splitlines() if line.strip().startswith("client-")]
-    assert listed == sorted(last, key=lambda name: last[name])[:5]
+    behind, slowest = (
+        [line.split() for line in part.splitlines() if line.strip().startswith("client-")]
+        for part in done.stdout.split("Slowest clients: QuPeD")
+    )
+    assert [line[0] for line in behind] == sorted(last, key=lambda name: last[name])[:5]
+    assert slowest == [["client-0", "0.5", "5.0x"], ["client-1", "0.4", "4.0x"], ["client-2", "0.3", "3.0x"]]
     fails(quped("watch", tmp_path, cwd=tmp_path), "holds no run")
 
 
@@ -67,6 +74,51 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [f"epoch {n}/8" in text for n in (5, 3, 6, 8)] == [True] * 4
     assert text.index("epoch 5/8") < text.index("epoch 3/8") < text.index("epoch 6/8") < text.index("epoch 8/8")
     assert "is finished." in text
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["at once", "older record"])
+def test_a_run_without_times_of_clients(told: bool, tmp_path: Path) -> None:
+    """If clients were computed at once, the view says so; of an older record, it says nothing."""
+    make_run(tmp_path / "run", ["a", "b"], 3, compare=(), finished=False)
+    points = [json.loads(line) for line in (tmp_path / "run" / CURVES).read_text().splitlines()]
+    for point in points:
+        del point["slowest"], point["median_seconds"]
+        point |= {"slowest": {}, "median_seconds": None} if told else {}
+    (tmp_path / "run" / CURVES).write_text("".join(json.dumps(point) + "\n" for point in points))
+    shown = quped("watch", "run", cwd=tmp_path).stdout
+    assert ("this engine computes clients at once" in " ".join(shown.split())) == told
+    assert "Slowest" not in shown
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_seen_to_be_stopped(tmp_path: Path) -> None:
+    """SIGKILL leaves the file of the lock, which nobody holds then."""
+    (tmp_path / "mine.toml").write_text(FILE.replace("epochs = 2", "epochs = 500\nevaluate_every = 1"))
+    program = str(Path(sys.executable).with_name("quped"))
+    run = subprocess.Popen([program, "run", "mine.toml", "--out", "a run", "--quiet"], cwd=tmp_path)
+    try:
+        wait_for(lambda: (tmp_path / "a run" / CURVES).exists(), 120)
+        assert "a run is under way." in quped("watch", "a run", cwd=tmp_path).stdout
+        assert "Slowest clients: QuPeD" in quped("watch", "a run", cwd=tmp_path).stdout
+    finally:
+        run.kill()
+        run.wait()
+    # Workers hold the lock, too, and die with the run.
+    wait_for(lambda: not in_use(tmp_path / "a run"), 10)
+    assert (tmp_path / "a run" / ".lock").exists()
+    shown = quped("watch", "a run", cwd=tmp_path).stdout
+    assert "a run is not running now.\nContinue it with: quped run --resume 'a run'" in shown
+    assert "under way" not in shown
+    (tmp_path / "a run" / ".lock").unlink()
+    assert "is not running now" in quped("watch", "a run", cwd=tmp_path).stdout
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.05)
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:

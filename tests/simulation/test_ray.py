@@ -203,6 +203,8 @@ def test_late_rounds_see_what_early_ones_left() -> None:
     shared = setup.algorithm.init_shared(setup.clients[0].spec)
     means = [engine.run_round(shared, setup.schedule.clock(0), [0, 2]) for engine in engines]
     assert sorted(engines[1].states()) == [0, 2]
+    assert sorted(engines[1].seconds) == [0, 2]
+    assert all(0 < seconds < 60 for seconds in engines[1].seconds.values())
     engines[0].restore(engines[1].states())
     means = [engine.run_round(shared, setup.schedule.clock(1), [0, 1, 2]) for engine in engines]
     assert means[0][1] == means[1][1]

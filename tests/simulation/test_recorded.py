@@ -1,13 +1,18 @@
-"""What a run keeps for reports: bytes sent, rounds and classes of clients, and where weights lie."""
+"""What a run keeps for reports: bytes sent, rounds, classes and times of clients, and where weights lie."""
+
+import time
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.small_federation import CLASSES, fit, samples
+from helpers.small_federation import CLASSES, Net, clients, fit, samples
 
 from quped import FedAvg, Local, QuPeD
 from quped.quant.histogram import BINS, histogram
 from quped.records import compared_folders
+from quped.simulation.loop import SLOWEST, Pace
 
 
 def test_bytes_sent_are_those_of_the_models() -> None:
@@ -47,6 +52,44 @@ def test_weights_of_one_client_of_each_kind_are_kept() -> None:
             assert sum(seen["counts"]) == result.models[name].state.params[seen["name"]].numel()
     for seen in watched.values():
         assert sum(count > 0 for count in seen["counts"]) <= len(seen["centers"])
+
+
+class SlowNet(Net):
+    """Takes its time."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05)
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("where", [{"workers": 0}, {"workers": 2}], ids=["inline", "processes"])
+def test_the_slowest_clients_are_known(where: dict[str, Any]) -> None:
+    """A few of them, the slowest first, beside the median of all."""
+    many = clients(Local(), SLOWEST + 2)
+    many[4] = replace(many[4], model=SlowNet)
+    result = fit(Local(), many, epochs=2, finetune_epochs=0, **where)
+    for point in result.curve:
+        times = list(point.slowest.values())
+        assert len(times) == SLOWEST
+        assert times == sorted(times, reverse=True)
+        assert next(iter(point.slowest)) == "c4"
+        assert times[0] > 0.1  # two steps
+        assert point.median_seconds is not None
+        assert 0 < point.median_seconds < times[0]
+
+
+def test_clients_that_are_computed_at_once_have_no_times() -> None:
+    result = fit(Local(), workers=None, device="cpu")
+    assert [(point.slowest, point.median_seconds) for point in result.curve] == [({}, None)] * len(result.curve)
+
+
+def test_the_time_of_a_client_is_the_mean_since_the_last_evaluation() -> None:
+    pace = Pace()
+    pace.add({0: 1.0, 1: 2.0})
+    pace.add({1: 3.0})
+    assert pace.take() == {0: 1.0, 1: 2.5}
+    pace.add({2: 4.0})
+    assert pace.take() == {2: 4.0}
 
 
 def test_a_histogram_by_hand() -> None:

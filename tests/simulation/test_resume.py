@@ -271,7 +271,8 @@ def without_times(path: Path) -> list[dict[str, object]]:
     result = json.loads((path / "result.json").read_text())
     del result["sha256"], result["files"]["curves.jsonl"]
     for value in (*values, result, *result.get("comparison", [])):
-        value.pop("seconds")
+        for key in ("seconds", "slowest", "median_seconds"):
+            value.pop(key, None)
     return [*values, result]
 
 

@@ -18,7 +18,7 @@ Every = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How ofte
 
 
 def watch_command(run: Run, every: Every = 2.0) -> None:
-    """Show how far a run is, how its accuracy develops, and which clients are behind the others.
+    """Show how far a run is, how its accuracy develops, and which clients are behind the others or slow.
 
     Reads the record only, so it can be started and stopped at any time. Ends with the run; without a terminal, at once.
     """

@@ -254,9 +254,14 @@ class Update(NamedTuple):
         return float(self.values["loss"])
 
     @property
+    def seconds(self) -> float:
+        """How long its node says that the round took; NaN if it does not."""
+        return number(self.values.get("seconds"))
+
+    @property
     def told(self) -> str:
         """What a person is told of it."""
-        return f"{self.loss:.3f} in {number(self.values.get('seconds')):.2f} s"
+        return f"{self.loss:.3f} in {self.seconds:.2f} s"
 
 
 @dataclass
@@ -272,6 +277,8 @@ class GridEngine:
     """Who took part in the last round, with the loss and the seconds that it took."""
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     """Bytes of each client's model, after the last round."""
+    seconds: dict[int, float] = field(default_factory=dict)
+    """How long each client of the last round took, if its node says so."""
     _scores: dict[str, Score | None] = field(default_factory=dict)
     """Of clients whose model is the same until they train again."""
     _clock: Clock | None = None
@@ -302,6 +309,8 @@ class GridEngine:
             self._scores.pop(name, None)
         for name, update in updates.items():
             self._keep(name, update.values)
+        taken = {i: updates[name].seconds for i, name in zip(chosen, names, strict=True) if name in updates}
+        self.seconds = {i: seconds for i, seconds in taken.items() if 0 <= seconds < math.inf}
         self.answered = {name: updates[name].told for name in names if name in updates}
         return average(((updates[name].payload, updates[name].loss) for name in self.answered), clock)
 

@@ -1,7 +1,7 @@
 """A run as a person watches it in a terminal, made of its record."""
 
+import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from quped.records import in_use
 from quped.report.page import labels
 from quped.report.reading import Run, Values
 
@@ -25,19 +26,14 @@ def is_over(family: Sequence[Run]) -> bool:
     return all(run.result is not None for run in family) or any(run.failure for run in family)
 
 
-def is_running(folder: Path) -> bool:
-    """Say whether a process holds the record."""
-    return (folder / ".lock").exists()
-
-
 def view(family: Sequence[Run], width: int) -> RenderableType:
-    """Return the picture of a run: its methods, the curve of the one that runs, and the clients behind the others."""
+    """Return the picture of a run: its methods, the curve of the one that runs, and clients that need a look."""
     current = next((run for run in family if run.result is None and run.curve), None)
     shown = current or next((run for run in family if run.curve), None)
     parts: list[RenderableType] = [headline(family), methods_table(family, width)]
     if shown is not None:
         name = labels(list(family), [list(family)])[list(family).index(shown)]
-        parts += [curve_picture(shown, name, width), behind_table(shown, name)]
+        parts += [curve_picture(shown, name, width), behind_table(shown, name), slowest_table(shown, name)]
     return Group(*parts)
 
 
@@ -49,12 +45,17 @@ def headline(family: Sequence[Run]) -> Text:
         return Text(f"{folder} ended with an error: {failure}", style="bold red")
     if is_over(family):
         return Text(f"{folder} is finished.", style="bold")
-    if is_running(folder):
+    if in_use(folder):
         return Text(f"{folder} is under way.", style="bold")
-    command = "train" if family[0].recipe is not None else "run"
-    return Text(
-        f"{folder} is not running now.\nContinue it with: quped {command} --resume {folder}", style="bold yellow"
-    )
+    return Text(f"{folder} is not running now.\nContinue it with: {resume_command(family[0])}", style="bold yellow")
+
+
+def resume_command(run: Run) -> str:
+    """Return the command that continues a run."""
+    if "nodes" in run.config:  # a federation on Flower
+        return "flwr run, with the same app and record"
+    command = "train" if run.recipe is not None else "run"
+    return f"quped {command} --resume {shlex.quote(str(run.folder))}"
 
 
 def methods_table(family: Sequence[Run], width: int) -> Table:
@@ -122,6 +123,23 @@ def behind_table(run: Run, name: str) -> RenderableType:
     for client in sorted(last, key=lambda key: float(last[key]))[:MOST_BEHIND]:
         values = [point["accuracy"][client] for point in run.curve if client in point["accuracy"]]
         table.add_row(escape(client), f"{last[client]:.1%}", sparkline(values, 24))
+    return table
+
+
+def slowest_table(run: Run, name: str) -> RenderableType:
+    """List the clients whose rounds take longest, at the last evaluation that has times."""
+    timed = [point for point in run.curve if "slowest" in point]
+    point = next((point for point in reversed(timed) if point["slowest"]), None)
+    if point is None:
+        unknown = "\nHow long a client takes is not known: this engine computes clients at once."
+        return Text(unknown if timed else "")
+    median = point["median_seconds"]
+    table = Table(title=f"Slowest clients: {escape(name)}", title_justify="left", box=None, padding=(0, 2))
+    table.add_column("client")
+    table.add_column("seconds in a round", justify="right")
+    table.add_column(f"median {median:.3g}", justify="right")
+    for client, taken in point["slowest"].items():
+        table.add_row(escape(client), f"{taken:.3g}", f"{taken / median:.1f}x" if median else "")
     return table
 
 

@@ -86,7 +86,7 @@ def fit(
         if last is not None:
             shared = last.shared
             if last.evaluation is None:  # a callback ended the run
-                history.curve.append(evaluate(setup, engine, shared, last.clock, last.loss, timer))
+                history.curve.append(evaluate(setup, engine, shared, last.clock, last.loss, timer, engine.seconds))
         rounds = first if last is None else last.clock.round + 1
         return collect(setup, engine, shared, history.curve, rounds, time.monotonic() - began)
 

@@ -1,6 +1,9 @@
 """The loop of a federation, written once. An engine says where a client's round is computed."""
 
-from collections.abc import Iterable, Sequence
+import heapq
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +13,9 @@ from quped.simulation.engines.base import Engine
 from quped.simulation.schedule import Schedule
 from quped.simulation.setup import Setup
 from quped.typing import Clock
+
+SLOWEST = 5
+"""Clients whose time an evaluation names."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,26 @@ class Timer(Protocol):
         ...
 
 
+class Pace:
+    """How long a round takes the clients that took part since the last evaluation, mean over their rounds."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._rounds: Counter[int] = Counter()
+
+    def add(self, seconds: Mapping[int, float]) -> None:
+        """Take note of the times of a round."""
+        for client, taken in seconds.items():
+            self._seconds[client] = self._seconds.get(client, 0.0) + taken
+        self._rounds.update(seconds.keys())
+
+    def take(self) -> dict[int, float]:
+        """Return the mean of each client, and begin again."""
+        means = {client: round(total / self._rounds[client], 6) for client, total in self._seconds.items()}
+        self._seconds, self._rounds = {}, Counter()
+        return means
+
+
 def sample_clients(schedule: Schedule, clients: int, seed: int, round_: int) -> list[int]:
     """Return the clients of a round, in ascending order."""
     if schedule.clients_per_round >= clients:
@@ -71,13 +97,14 @@ def simulate(
     setup: Setup, engine: Engine, observers: Sequence[Observer], timer: Timer, shared: Any, first: int = 0
 ) -> Round | None:
     """Run all rounds from the first on, and tell the observers of each; return the last one that was run."""
-    round_ = None
+    round_, pace = None, Pace()
     for clock in map(setup.schedule.clock, range(first, setup.schedule.rounds)):
         chosen = sample_clients(setup.schedule, len(setup.clients), setup.seed, clock.round)
         mean, loss = engine.run_round(shared, clock, chosen)
+        pace.add(engine.seconds)
         shared = setup.algorithm.server_update(shared, mean)
         due = setup.schedule.evaluates(clock.round)
-        evaluation = evaluate(setup, engine, shared, clock, loss, timer) if due else None
+        evaluation = evaluate(setup, engine, shared, clock, loss, timer, pace.take()) if due else None
         round_ = Round(clock, setup.schedule.rounds, loss, evaluation, shared, timer())
         if any_stops(observers, round_):
             break
@@ -90,8 +117,10 @@ def any_stops(observers: Iterable[Observer], round_: Round) -> bool:
     return any(answers)
 
 
-def evaluate(setup: Setup, engine: Engine, shared: Any, clock: Clock, loss: float, timer: Timer) -> Evaluation:
-    """Evaluate every client's deployed model on its own test samples."""
+def evaluate(
+    setup: Setup, engine: Engine, shared: Any, clock: Clock, loss: float, timer: Timer, taken: Mapping[int, float]
+) -> Evaluation:
+    """Evaluate every client's deployed model on its own test samples; `taken` are the seconds of clients' rounds."""
     scores = engine.evaluate(shared)
     by_name = {setup.clients[i].name: score for i, score in scores.items()}
     ordered = {name: by_name[name] for name in setup.names if name in by_name}
@@ -103,5 +132,7 @@ def evaluate(setup: Setup, engine: Engine, shared: Any, clock: Clock, loss: floa
         accuracy={name: score.accuracy for name, score in ordered.items()},
         accuracy_own_classes={name: score.own_classes for name, score in ordered.items()},
         seconds=timer(),
+        slowest={setup.clients[i].name: taken[i] for i in heapq.nlargest(SLOWEST, taken, key=taken.__getitem__)},
+        median_seconds=statistics.median(taken.values()) if taken else None,
         weights={name: score.weights for name, score in ordered.items() if score.weights is not None},
     )

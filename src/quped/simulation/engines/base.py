@@ -17,6 +17,11 @@ from quped.typing import Clock
 class Engine(Protocol):
     """Holds the personal states of all clients, and computes their rounds."""
 
+    @property
+    def seconds(self) -> Mapping[int, float]:
+        """How long each client of the last round took; empty if clients are computed at once."""
+        ...
+
     def run_round(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
         """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
         ...

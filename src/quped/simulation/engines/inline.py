@@ -1,5 +1,6 @@
 """The engine for debugging and small federations: everything in this process, one client after the other."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,18 +19,23 @@ class InlineEngine:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._personal: dict[int, Any] = {}
+        self.seconds: dict[int, float] = {}
+        """How long each client of the last round took."""
 
     def run_round(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
         """Run one round of the chosen clients; return the mean of their payloads and the mean loss."""
+        self.seconds = {}
 
         def updates() -> Iterator[tuple[Any, float]]:
             for number in chosen:
+                began = time.perf_counter()
                 client, personal = self._setup.clients[number], self.personal(shared, number)
                 try:
                     self._personal[number], payload, loss = run_client(self._setup, client, shared, personal, clock)
                 except BadUpdateError as error:
                     self._setup.handle_bad_update(error)
                 else:
+                    self.seconds[number] = time.perf_counter() - began
                     yield payload, loss
 
         with one_thread():

@@ -189,8 +189,6 @@ class Worker:
     pipe: Connection
     job: Job | None = None
     attempts: int = 0
-    began: float = 0.0
-    """When it was given its job."""
 
 
 class ProcessEngine:
@@ -207,13 +205,16 @@ class ProcessEngine:
         self._pools = {group: Pool(rows) for group, rows in self._board.personal.items()}
         self._in_use: dict[int, int] = {}
         """For each client that took part, the row of its state."""
-        self._seconds: dict[Hashable, float] = {}
+        self._usual: dict[Hashable, float] = {}
         """How long the last job of each kind took."""
+        self.seconds: dict[int, float] = {}
+        """How long each client of the last round took."""
         count = min(workers, len(setup.clients))
         self._workers = [Worker(*start_process(self._board)) for _ in range(count)]
 
     def run_round(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
         """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
+        self.seconds = {}
         self._board.shared.write(0, shared)
         self._provide(chosen)
         before = Counter[int]()
@@ -292,7 +293,7 @@ class ProcessEngine:
         The first ones are used while the others are computed.
         """
         # The longest go first: then those that are done last are short, and no worker waits long for another.
-        longest = sorted(jobs, key=lambda job: self._seconds.get(self._kind(job), math.inf), reverse=True)
+        longest = sorted(jobs, key=lambda job: self._usual.get(self._kind(job), math.inf), reverse=True)
         waiting, results = deque(longest), dict[int, Any]()
         for job in jobs:
             while job.client not in results:
@@ -305,19 +306,20 @@ class ProcessEngine:
             if worker.job is None and waiting:
                 worker.job = waiting.popleft()
                 worker.attempts = 1
-                worker.began = time.perf_counter()
                 send(worker)
         for ready in wait([worker.pipe for worker in self._workers if worker.job is not None]):
             worker = next(w for w in self._workers if w.pipe is ready)
             try:
-                result = worker.pipe.recv()
+                result, seconds = worker.pipe.recv()
             except (EOFError, ConnectionError):
                 self._revive(worker)
                 continue
             if isinstance(result, Exception) and not isinstance(result, BadUpdateError):
                 raise result
             job, worker.job = cast(Job, worker.job), None
-            self._seconds[self._kind(job)] = time.perf_counter() - worker.began
+            self._usual[self._kind(job)] = seconds
+            if job.round is not None:
+                self.seconds[job.client] = seconds
             results[job.client] = result
 
     def _revive(self, worker: Worker) -> None:
@@ -384,7 +386,9 @@ def serve(pipe: Connection, board: Board, parent: int) -> None:
             job = pipe.recv()
         except (EOFError, ConnectionError):
             return
-        pipe.send(reported(partial(board.do, job)))
+        began = time.perf_counter()
+        result = reported(partial(board.do, job))
+        pipe.send((result, time.perf_counter() - began))
 
 
 def die_with_parent() -> None:

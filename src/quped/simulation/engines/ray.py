@@ -13,6 +13,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,6 +87,8 @@ class Outcome(NamedTuple):
     personal: Arrays
     payload: Arrays
     loss: float
+    seconds: float
+    """How long that took."""
 
 
 class Background(NamedTuple):
@@ -152,9 +155,10 @@ class Worker:
             own = as_tree(personal, templates.personal[client.spec.group])
         if job.round is None:
             return evaluate_client(self._setup, client, cast(Samples, client.test), everyones, own)
+        began = time.perf_counter()
         clock = self._setup.schedule.clock(job.round)
         own, payload, loss = run_client(self._setup, client, everyones, own, clock)
-        return Outcome(as_arrays(own), as_arrays(payload), loss)
+        return Outcome(as_arrays(own), as_arrays(payload), loss, time.perf_counter() - began)
 
 
 @dataclass(eq=False)
@@ -223,6 +227,8 @@ class RayEngine:
         self._setup = setup
         self._inline = InlineEngine(setup)
         """Holds the states."""
+        self.seconds: dict[int, float] = {}
+        """How long each client of the last round took."""
         self._actors: list[Actor] = []
         self._home: dict[int, Actor] = {}
         """For each client the actor that got its data last."""
@@ -255,6 +261,7 @@ class RayEngine:
         new = {i: as_tree(one.personal, forms.personal[clients[i].spec.group]) for i, one in done.items()}
         self._inline.restore(new)
         payloads = {i: as_tree(one.payload, forms.payload[clients[i].spec.group]) for i, one in done.items()}
+        self.seconds = {i: one.seconds for i, one in done.items()}
         return average(((payloads[i], one.loss) for i, one in done.items()), clock)
 
     def deploy(self, shared: Any, client: int) -> Deployed:

@@ -61,6 +61,8 @@ class VmapEngine:
         self._device = device
         self._inline = InlineEngine(setup)
         """Holds the states, and evaluates."""
+        self.seconds: dict[int, float] = {}
+        """Always empty: clients that are computed at once take one time."""
 
     def run_round(self, shared: Any, clock: Clock, chosen: Sequence[int]) -> tuple[Any, float]:
         """Run one round of the chosen clients; return the mean of their payloads, in this order, and the mean loss."""
