@@ -19,6 +19,8 @@ DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
 MOST_BEHIND = 5
 """Clients that are listed because they are behind the others."""
 CURVE_ROWS = 7
+WIDE = 80
+"""Columns of a terminal in which there is room for all."""
 
 
 def is_over(family: Sequence[Run]) -> bool:
@@ -33,7 +35,7 @@ def view(family: Sequence[Run], width: int) -> RenderableType:
     parts: list[RenderableType] = [headline(family), methods_table(family, width)]
     if shown is not None:
         name = labels(list(family), [list(family)])[list(family).index(shown)]
-        parts += [curve_picture(shown, name, width), behind_table(shown, name), slowest_table(shown, name)]
+        parts += [curve_picture(shown, name, width), beside(behind_table(shown), slowest_table(shown), width)]
     return Group(*parts)
 
 
@@ -67,10 +69,10 @@ def methods_table(family: Sequence[Run], width: int) -> Table:
         means = mean_accuracies(run)
         cells = [
             escape(name),
-            bar(share, 20 if width >= 80 else 8),
+            bar(share, 20 if width >= WIDE else 8),
             f"epoch {done}/{run.epochs}" if done else "waiting",
         ]
-        cells += [f"{means[-1]:.1%}" if means else "", sparkline(means, 24) if width >= 80 else ""]
+        cells += [f"{means[-1]:.1%}" if means else "", sparkline(means, 24) if width >= WIDE else ""]
         table.add_row(*cells, f"{seconds(run):.0f} s" if run.curve else "")
     return table
 
@@ -111,35 +113,44 @@ def curve_picture(run: Run, name: str, width: int) -> RenderableType:
     return Text(f"\nMean accuracy of {name}, rounds {first} to {last}\n{picture}\n")
 
 
-def behind_table(run: Run, name: str) -> RenderableType:
+def beside(left: RenderableType, right: RenderableType, width: int) -> RenderableType:
+    """Put two tables side by side if there is room: a small terminal then shows both."""
+    if width < WIDE:
+        return Group(left, right)
+    pair = Table.grid(padding=(0, 3))
+    pair.add_row(left, right)
+    return pair
+
+
+def behind_table(run: Run) -> RenderableType:
     """List the clients with the lowest accuracy, and how it developed."""
     last = run.curve[-1]["accuracy"]
     if not isinstance(last, dict) or len(last) < 2:
         return Text("")
-    table = Table(title=f"Clients behind the others: {escape(name)}", title_justify="left", box=None, padding=(0, 2))
+    table = Table(title="Clients behind the others", title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("client")
     table.add_column("accuracy", justify="right")
     table.add_column("so far")
     for client in sorted(last, key=lambda key: float(last[key]))[:MOST_BEHIND]:
         values = [point["accuracy"][client] for point in run.curve if client in point["accuracy"]]
-        table.add_row(escape(client), f"{last[client]:.1%}", sparkline(values, 24))
+        table.add_row(escape(client), f"{last[client]:.1%}", sparkline(values, 12))
     return table
 
 
-def slowest_table(run: Run, name: str) -> RenderableType:
+def slowest_table(run: Run) -> RenderableType:
     """List the clients whose rounds take longest, at the last evaluation that has times."""
     timed = [point for point in run.curve if "slowest" in point]
     point = next((point for point in reversed(timed) if point["slowest"]), None)
     if point is None:
-        unknown = "\nHow long a client takes is not known: this engine computes clients at once."
+        unknown = "The slowest clients are not known:\nthis engine computes clients at once."
         return Text(unknown if timed else "")
     median = point["median_seconds"]
-    table = Table(title=f"Slowest clients: {escape(name)}", title_justify="left", box=None, padding=(0, 2))
+    table = Table(title="Slowest clients", title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("client")
-    table.add_column("seconds in a round", justify="right")
-    table.add_column(f"median {median:.3g}", justify="right")
+    table.add_column("a round", justify="right")
+    table.add_column("median", justify="right")
     for client, taken in point["slowest"].items():
-        table.add_row(escape(client), f"{taken:.3g}", f"{taken / median:.1f}x" if median else "")
+        table.add_row(escape(client), f"{taken:.3g} s", f"{median:.3g} s")
     return table
 
 
