@@ -9,13 +9,13 @@ import pytest
 import torch
 from helpers.small_federation import Net, samples
 
-from quped import Client, FedAvg, Federation, FitResult, Local, QuPeD, Tuning
+from quped import Client, FedAvg, Federation, FitResult, Local, QuPeD, Trial, Tuning
 from quped import tuning as module
 from quped.data import TensorSamples, as_samples
 from quped.errors import DataError, InvalidValueError, RunError
 from quped.simulation import Setup
 from quped.simulation.fit import fit as run_fit
-from quped.tuning import LR_FACTOR, PULLS, draw_settings, rungs, trial_setup
+from quped.tuning import LR_FACTOR, PULLS, Setting, draw_settings, ranking, rungs, trial_setup, with_setting
 from quped.typing import Batch, Phase
 
 OPTIONS: dict[str, Any] = {"epochs": 8, "local_steps": 2, "batch_size": 10, "lr": 0.1}
@@ -97,6 +97,33 @@ def test_the_best_of_the_last_rung_is_chosen() -> None:
     assert np.mean(list(again.accuracy.values())) == result.best.accuracy
 
 
+def test_the_last_two_are_trained_with_several_seeds() -> None:
+    """The other seeds are those of other runs: their clients hold out other samples."""
+    one, three = tuned(), tuned(seeds=3)
+    assert {trial.seed for trial in one.trials} == {0}
+    assert without_seconds(three)[:4] == without_seconds(one)[:4]
+    last = three.trials[4:]
+    assert [trial.seed for trial in last] == [0, 1, 2] * 2
+    means = [np.mean([trial.accuracy or 0 for trial in some]) for some in (last[:3], last[3:])]
+    assert three.accuracy == pytest.approx(max(means))
+    assert one.accuracy == one.best.accuracy
+    trial = last[1]
+    algorithm, options = with_setting(base(), trial.setting, base().options)
+    again = Federation([client.on_validation(1) for client in devices()], algorithm, seed=1)
+    accuracies = again.fit(options, workers=0, progress=False).accuracy.values()
+    assert np.mean(list(accuracies)) == trial.accuracy
+    with pytest.raises(InvalidValueError, match="number of seeds must be a whole number of at least 1"):
+        tuned(seeds=0)
+
+
+def test_the_better_mean_wins() -> None:
+    """One lucky seed is not enough, and a setting that fails with a seed is left out."""
+    setting = Setting(0.1)
+    scores = {0: (0.5, 0.7), 1: (0.9, 0.1), 2: (0.9, None), 3: (0.7, 0.5)}
+    rung = [Trial(n, 8, seed, setting, score, 1.0) for n, both in scores.items() for seed, score in enumerate(both)]
+    assert [(trial.number, trial.seed) for trial in ranking(rung)] == [(0, 0), (3, 0), (1, 0)]
+
+
 class Watched:
     """Samples that count how often somebody looks at them."""
 
@@ -174,6 +201,8 @@ def test_killed_and_resumed_is_never_interrupted(tmp_path: Path, monkeypatch: py
     assert calls[0] == 10 + 4
     with pytest.raises(RunError, match="holds trials with other clients, data or options"):
         tuned(tmp_path, lr=0.2)
+    with pytest.raises(RunError, match="holds trials with other clients, data or options"):
+        tuned(tmp_path, seeds=2)
     with pytest.raises(RunError, match="holds trials with other clients, data or options"):
         tuned(tmp_path, clients=[replace(client, train=samples(9, 20)) for client in devices()])
 

@@ -110,6 +110,7 @@ class Federation:
         options: TrainingOptions | None = None,
         *,
         trials: int = 16,
+        seeds: int = 1,
         folder: Path | str | None = None,
         workers: int | None = None,
         progress: bool = True,
@@ -124,14 +125,20 @@ class Federation:
         Arguments:
             options: The training options as one object, as for `fit`.
             trials: Settings that are tried, at least 2. With 16 it takes as long as about 8 runs.
+            seeds: With how many seeds, from that of this federation on, the last two are trained. The better mean is
+                chosen: with more seeds, chance decides less.
             folder: Where trials are recorded. Those in it are not repeated: an interrupted choice continues there.
             workers: Worker processes, as for `fit`.
             progress: Show progress on standard error.
         """
-        clients = [client.on_validation(self.seed) for client in self._given]
-        validated = Federation(clients, self.algorithm, self._global_model, self.seed)
-        setup = validated.setup(options, **training)
-        return tune(setup, trials=trials, folder=folder, workers=workers, progress=progress)
+        check_whole("number of seeds", seeds, 1)
+
+        def validated(seed: int) -> Setup:
+            clients = [client.on_validation(seed) for client in self._given]
+            return Federation(clients, self.algorithm, self._global_model, seed).setup(options, **training)
+
+        setup, *others = map(validated, range(self.seed, self.seed + seeds))
+        return tune(setup, trials=trials, others=others, folder=folder, workers=workers, progress=progress)
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Return, for each client, the parameters that are quantized, with their bits."""

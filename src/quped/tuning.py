@@ -57,6 +57,7 @@ class Trial:
     number: int
     """Of the setting: 0 is the one that was given."""
     epochs: int
+    seed: int
     setting: Setting
     accuracy: float | None
     """On validation samples after the last round, mean over clients; None if training failed."""
@@ -74,14 +75,22 @@ class Tuning:
     options: TrainingOptions
     """With the chosen learning rate."""
     best: Trial
+    """The last one of the chosen setting, with the first seed."""
     trials: Sequence[Trial]
     """All of them, in the order in which they were run."""
+
+    @property
+    def accuracy(self) -> float:
+        """Of the chosen setting on validation samples, mean over seeds."""
+        last = [trial for trial in self.trials if (trial.number, trial.epochs) == (self.best.number, self.best.epochs)]
+        return mean_accuracy(last)
 
 
 def tune(
     base: Setup,
     *,
     trials: int = 16,
+    others: Sequence[Setup] = (),
     folder: Path | str | None = None,
     about: Mapping[str, Any] | None = None,
     workers: int | None = None,
@@ -90,6 +99,7 @@ def tune(
 ) -> Tuning:
     """Choose hyperparameters for a setup whose test samples are validation samples. `Federation.tune` explains more.
 
+    `others` are the same with other seeds, for the last two settings.
     `about` is what else must be equal for trials in the folder to be continued.
     """
     check_whole("number of trials", trials, 2, 4096)
@@ -98,24 +108,39 @@ def tune(
         records = None
         if folder is not None:
             stack.enter_context(exclusive(Path(folder)))
-            records = Records(Path(folder), {"trials": trials, "run": identity(base), **(about or {})})
-        run = partial(
-            run_trial, base, records, progress, where=EngineChoice(workers=workers), checkpoint_every=checkpoint_every
-        )
+            runs = [identity(setup) for setup in (base, *others)]
+            records = Records(Path(folder), {"trials": trials, "runs": runs, **(about or {})})
+        where = EngineChoice(workers=workers)
+        run = partial(run_trial, records, progress, where=where, checkpoint_every=checkpoint_every)
         done: list[Trial] = []
         left = dict(enumerate(draw_settings(base, trials)))
-        for size, epochs in rungs(trials, base.schedule.epochs):
-            rung = [run(number, setting, epochs) for number, setting in list(left.items())[:size]]
+        ladder = rungs(trials, base.schedule.epochs)
+        for i, (size, epochs) in enumerate(ladder):
+            setups = [base, *others] if i == len(ladder) - 1 else [base]
+            some = list(left.items())[:size]
+            rung = [run(setup, number, setting, epochs) for number, setting in some for setup in setups]
             done += rung
-            ranked = sorted(
-                (trial for trial in rung if trial.accuracy is not None),
-                key=lambda trial: (-(trial.accuracy or 0.0), trial.number),
-            )
+            ranked = ranking(rung)
             if not ranked:
                 raise RunError(f"No setting could be trained. The first one failed: {rung[0].error}")
             left = {trial.number: trial.setting for trial in ranked}
     algorithm, options = with_setting(base, ranked[0].setting, base.options)
     return Tuning(algorithm, options, ranked[0], done)
+
+
+def ranking(rung: Sequence[Trial]) -> list[Trial]:
+    """Return the first trial of each setting, the best setting first; without those that failed with some seed."""
+    settings: dict[int, list[Trial]] = {}
+    for trial in rung:
+        settings.setdefault(trial.number, []).append(trial)
+    fine = [trials for trials in settings.values() if all(trial.accuracy is not None for trial in trials)]
+    return [trials[0] for trials in sorted(fine, key=lambda trials: (-mean_accuracy(trials), trials[0].number))]
+
+
+def mean_accuracy(trials: Sequence[Trial]) -> float:
+    """Return the accuracy of trials with one setting, mean over seeds; NaN if training failed with one."""
+    by_seed = {trial.seed: math.nan if trial.accuracy is None else trial.accuracy for trial in trials}
+    return sum(by_seed.values()) / len(by_seed)
 
 
 def rungs(trials: int, epochs: int) -> list[tuple[int, int]]:
@@ -228,9 +253,9 @@ def setup_like(base: Setup, algorithm: AnyAlgorithm, options: TrainingOptions) -
 
 
 def run_trial(
-    base: Setup,
     records: "Records | None",
     progress: bool,
+    base: Setup,
     number: int,
     setting: Setting,
     epochs: int,
@@ -238,18 +263,18 @@ def run_trial(
 ) -> Trial:
     """Train with a setting, or find that in the records. One with which training diverges has failed."""
     if records is not None:
-        if (trial := records.find(number, epochs)) is not None:
+        if (trial := records.find(number, epochs, base.seed)) is not None:
             return trial
         arguments["checkpoints"] = records.checkpoints
     try:
-        with progress_observer(progress, f"setting {number}, {epochs} epochs") as shown:
+        with progress_observer(progress, f"setting {number}, {epochs} epochs, seed {base.seed}") as shown:
             result = fit(trial_setup(base, setting, epochs), callbacks=shown, **arguments)
         accuracy, seconds, error = result.curve[-1].mean, round(result.seconds, 3), None
     except BadUpdateError as failure:
         accuracy, seconds, error = None, 0.0, str(failure)
     if accuracy is not None and math.isnan(accuracy):
         raise RunError("No client has validation samples, so nothing can be chosen.")
-    trial = Trial(number, epochs, setting, accuracy, seconds, error)
+    trial = Trial(number, epochs, base.seed, setting, accuracy, seconds, error)
     if records is not None:
         records.keep(trial)
     return trial
@@ -277,19 +302,20 @@ class Records:
             write_json(folder / TUNING, described)
         self._trials.mkdir(exist_ok=True)
 
-    def _file(self, number: int, epochs: int) -> Path:
-        return self._trials / f"{number:04d}-{epochs}.json"
+    def _file(self, number: int, epochs: int, seed: int) -> Path:
+        return self._trials / f"{number:04d}-{epochs}-{seed}.json"
 
-    def find(self, number: int, epochs: int) -> Trial | None:
+    def find(self, number: int, epochs: int, seed: int) -> Trial | None:
         """Return a trial that is finished."""
-        if not self._file(number, epochs).exists():
+        if not self._file(number, epochs, seed).exists():
             return None
-        values = read_json(self._file(number, epochs), "setting", "accuracy", sealed=True)
+        values = read_json(self._file(number, epochs, seed), "setting", "accuracy", sealed=True)
         setting = Setting(**values["setting"])
         rates = {int(bits): rate for bits, rate in setting.rates.items()}
         return Trial(**{**values, "setting": setting._replace(rates=rates)})
 
     def keep(self, trial: Trial) -> None:
         """Write a finished trial; its checkpoints are not needed any more."""
-        write_json(self._file(trial.number, trial.epochs), {**asdict(trial), "setting": trial.setting._asdict()})
+        file = self._file(trial.number, trial.epochs, trial.seed)
+        write_json(file, {**asdict(trial), "setting": trial.setting._asdict()})
         self.checkpoints.clear()

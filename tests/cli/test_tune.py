@@ -18,7 +18,7 @@ TESTED = [f"{client},test,{i % 3},{i}" for client in "ab" for i in range(3)]
 def test_a_file_is_tuned_and_the_best_one_runs(tmp_path: Path) -> None:
     """For the compared methods, too; the same command reads the trials again."""
     (tmp_path / "mine.toml").write_text(FILE)
-    command = ("tune", "mine.toml", "--trials", "2", "--compared", "--workers", "0", "--seed", "1")
+    command = ("tune", "mine.toml", "--trials", "2", "--seeds", "2", "--compared", "--workers", "0", "--seed", "1")
     done = quped(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for word in (
@@ -32,6 +32,7 @@ def test_a_file_is_tuned_and_the_best_one_runs(tmp_path: Path) -> None:
         assert word in done.stdout
     best = load(tmp_path / "runs" / "tune-mine" / "best.toml")
     tunings = json.loads(quped(*command, "--json", cwd=tmp_path).stdout)
+    assert [[trial["seed"] for trial in tuning["trials"]] for tuning in tunings] == [[1, 2, 1, 2]] * 3
     for method, tuning in zip(best.methods, tunings, strict=True):
         lr, rates, warmup = tuning["best"]["setting"]
         assert method.training.lr == lr

@@ -19,10 +19,11 @@ from quped.experiments.schema import read_values
 from quped.experiments.tune import BEST, tune_experiment
 from quped.records import plain
 from quped.report.terminal import percent
-from quped.tuning import Setting, Tuning
+from quped.tuning import Setting, Tuning, mean_accuracy
 
 Preset = Annotated[str, typer.Argument(metavar="PRESET | FILE.toml", help="An experiment.", show_default=False)]
 Trials = Annotated[int, typer.Option(min=2, help="Settings that are tried. 16 take as long as about 8 runs.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Seeds with which the last two settings are trained.")]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the trials.", show_default="runs/tune-PRESET", file_okay=False)
 ]
@@ -36,6 +37,7 @@ def tune_command(
     change: Change = None,
     seed: Seed = None,
     trials: Trials = 16,
+    seeds: Seeds = 1,
     compared: Compared = False,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -60,6 +62,7 @@ def tune_command(
                 seed=seed or 0,
                 out=folder,
                 trials=trials,
+                seeds=seeds,
                 compared=compared,
                 overwrite=overwrite,
                 workers=workers,
@@ -84,19 +87,21 @@ def show(console: Console, chosen: list[Tuning], folder: Path) -> None:
         console.print(trial_table(tuning))
         name, best = type(tuning.algorithm).__name__, tuning.best
         what = "your own setting" if best.number == 0 else f"setting {best.number}"
-        console.print(f"{name}: {what} is best, {percent(best.accuracy)} on validation samples.")
+        console.print(f"{name}: {what} is best, {percent(tuning.accuracy)} on validation samples.")
     console.print(f"File: {escape(str(folder / BEST))}", soft_wrap=True)
     console.print(f"Next:\n  quped run {escape(shlex.quote(str(folder / BEST)))}", soft_wrap=True)
 
 
 def trial_table(tuning: Tuning) -> Table:
-    """One line per setting, the best first: its accuracies after short and long runs."""
+    """One line per setting, the best first: its accuracies after short and long runs, mean over seeds."""
     epochs = list(dict.fromkeys(trial.epochs for trial in tuning.trials))
     scores: dict[int, dict[int, str]] = {}
     ranks: dict[int, tuple[int, float]] = {}
     for trial in tuning.trials:
-        scores.setdefault(trial.number, {})[trial.epochs] = "failed" if trial.error else percent(trial.accuracy)
-        ranks[trial.number] = trial.epochs, trial.accuracy or 0.0
+        alike = [one for one in tuning.trials if (one.number, one.epochs) == (trial.number, trial.epochs)]
+        failed = any(one.error for one in alike)
+        scores.setdefault(trial.number, {})[trial.epochs] = "failed" if failed else percent(mean_accuracy(alike))
+        ranks[trial.number] = trial.epochs, 0.0 if failed else mean_accuracy(alike)
     settings = {trial.number: trial.setting for trial in tuning.trials}
     table = Table(title=f"{type(tuning.algorithm).__name__}: accuracy on validation samples", title_justify="left")
     for column in ("setting", *labels(tuning.best.setting), *(f"{count} epochs" for count in epochs)):

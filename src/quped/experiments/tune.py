@@ -24,6 +24,7 @@ def tune_experiment(
     seed: int,
     out: Path,
     trials: int,
+    seeds: int = 1,
     compared: bool = False,
     overwrite: bool = False,
     workers: int | None = None,
@@ -36,20 +37,21 @@ def tune_experiment(
     """
     experiment = validate(deepcopy(dict(values)), preset)
     held = {**experiment.model_dump(), "data": {**experiment.data.model_dump(), "evaluate_on": "validation"}}
-    population = Population(validate(held, preset), seed)
+    populations = [Population(validate(held, preset), seed + i) for i in range(seeds)]
     methods = experiment.methods if compared else experiment.methods[:1]
-    setups = [population.federation(method.algorithm).setup(method.training) for method in methods]
+    setups = [[p.federation(method.algorithm).setup(method.training) for p in populations] for method in methods]
     folders = [out, *(out / name for name in distinct([method.algorithm.name for method in methods[1:]]))]
     if overwrite:
         clear(out)
     best = deepcopy(dict(values))
     chosen = []
-    for i, (setup, folder) in enumerate(zip(setups, folders, strict=True)):
+    for i, ((setup, *others), folder) in enumerate(zip(setups, folders, strict=True)):
         tuning = tune(
             setup,
             trials=trials,
+            others=others,
             folder=folder,
-            about={"own_data": population.facts},
+            about={"own_data": populations[0].facts},
             workers=workers,
             checkpoint_every=checkpoint_every,
             progress=progress,
@@ -59,7 +61,8 @@ def tune_experiment(
     validate(deepcopy(best), BEST)
     names = ", ".join(type(tuning.algorithm).__name__ for tuning in chosen)
     head = f"# Written by `quped tune {preset}`: the options of {names} were chosen among {trials} settings each,\n"
-    write_toml(out / BEST, head + f"# on validation samples, with seed {seed}.\n", best)
+    more = "" if seeds == 1 else f"; the last two with seeds {seed} to {seed + seeds - 1}"
+    write_toml(out / BEST, head + f"# on validation samples, with seed {seed}{more}.\n", best)
     return chosen
 
 
