@@ -58,7 +58,7 @@ class SlowNet(Net):
     """Takes its time."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.05)
+        time.sleep(0.2)
         return super().forward(inputs)
 
 
@@ -72,10 +72,10 @@ def test_the_slowest_clients_are_known(where: dict[str, Any]) -> None:
         times = list(point.slowest.values())
         assert len(times) == SLOWEST
         assert times == sorted(times, reverse=True)
-        assert next(iter(point.slowest)) == "c4"
-        assert times[0] > 0.1  # two steps
         assert point.median_seconds is not None
-        assert 0 < point.median_seconds < times[0]
+        assert 0 < point.median_seconds <= times[0]
+    # The first round has costs of its own, and a busy machine may delay anybody.
+    assert result.curve[-1].slowest["c4"] > 0.4  # two steps
 
 
 def test_clients_that_are_computed_at_once_have_no_times() -> None:
