@@ -596,7 +596,7 @@ PRELOADED = ("matplotlib.backends.backend_agg", "matplotlib.figure", "sklearn.da
 PRELOADED += ("torch.fx.experimental.symbolic_shapes", *(f"quped.cli.{name}" for name in ("run", "train", "paper")))
 """Modules that children would import: this takes longer than their runs."""
 
-CLOCK = {"seconds", "images_per_second", "threads", "date", "sha256", "files", "folder"}
+CLOCK = {"seconds", "median_seconds", "slowest", "images_per_second", "threads", "date", "sha256", "files", "folder"}
 """What differs between equal runs."""
 
 
