@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -22,6 +23,7 @@ from quped import Client, FedAvg, Federation, FitResult, Local, QuPeD, QupedErro
 from quped._bench_networks import batchnorm_cnn
 from quped.algorithms import AnyAlgorithm
 from quped.simulation.engines import usable_cores
+from quped.simulation.engines.base import prepare_worker
 
 
 def fit(algorithm: AnyAlgorithm, members: list[Client], workers: int | None) -> FitResult:
@@ -55,6 +57,29 @@ def test_a_dead_workers_round_is_done_again(tmp_path: Path) -> None:
         shaken = fit(QuPeD(), with_deadly_client(tmp_path, lives=2), workers=2)
     assert (tmp_path / "deaths").read_text() == "xx"
     assert_same(shaken, calm)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries manage memory otherwise")
+def test_workers_keep_the_memory_that_a_step_frees() -> None:
+    """A worker takes and frees the memory of a step again and again, and the system provides it once."""
+    import resource  # which Windows does not have
+
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+
+    def steps() -> None:
+        prepare_worker()
+        for turn in range(11):
+            if turn == 1:
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            values = [torch.ones(1_000_000) for _ in range(6)]
+            del values
+        theirs.send(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+    process = multiprocessing.get_context("fork").Process(target=steps)
+    process.start()
+    process.join()
+    pages_of_one_turn = 6 * 4_000_000 / resource.getpagesize()
+    assert ours.recv() < pages_of_one_turn
 
 
 def test_a_client_that_kills_every_worker_is_named(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """What every engine can do."""
 
+import ctypes
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +70,22 @@ def average(updates: Iterable[tuple[Any, float]], clock: Clock) -> tuple[Any, fl
         raise RunError(f"No client of round {clock.round + 1} gave an update that can be used.")
     mean = {path: total / counts[path] for path, total in totals.items()}
     return _tree.unflatten(form, mean, ""), sum(losses) / len(losses)
+
+
+def prepare_worker() -> None:
+    """Let this process compute with one thread, and keep the memory that a step frees for the next one.
+
+    Without that, glibc gives most of it back to the system, which clears every page before the next step gets it.
+    """
+    torch.set_num_threads(1)
+    with suppress(OSError, AttributeError):  # other C libraries do otherwise
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # older versions refuse more
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""From malloc.h."""
 
 
 def reported(do: Callable[[], Any]) -> Any:

@@ -38,7 +38,7 @@ from quped.data import Samples
 from quped.errors import BadUpdateError, RunError, check
 from quped.simulation.client_round import deployed_model, evaluate_client, initial_personal, run_client
 from quped.simulation.engines._shared_rows import Rows
-from quped.simulation.engines.base import average, reported
+from quped.simulation.engines.base import average, prepare_worker, reported
 from quped.simulation.setup import Setup
 from quped.typing import Clock
 
@@ -376,7 +376,7 @@ def serve(pipe: Connection, board: Board, parent: int) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process decides what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
+    prepare_worker()
     gc.freeze()  # what was there before: a collection would copy the pages of a hundred thousand clients
     while True:
         while not pipe.poll(ORPHAN_CHECK_SECONDS):

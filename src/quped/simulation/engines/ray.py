@@ -38,7 +38,7 @@ from quped.errors import BadUpdateError, RunError, check
 from quped.models import FunctionalNetwork
 from quped.records import versions
 from quped.simulation.client_round import evaluate_client, initial_personal, run_client
-from quped.simulation.engines.base import average, reported
+from quped.simulation.engines.base import average, prepare_worker, reported
 from quped.simulation.engines.inline import InlineEngine
 from quped.simulation.engines.processes import MOST_ATTEMPTS
 from quped.simulation.setup import Setup, SimClient
@@ -122,7 +122,7 @@ class Worker:
         self._clients: dict[int, SimClient] = {}
         os.environ[SWITCH] = about.native
         torch.set_default_dtype(about.dtype)
-        torch.set_num_threads(1)
+        prepare_worker()
 
     def hello(self) -> tuple[str, dict[str, str]]:
         """Return the address of this machine, and the versions that a result depends on."""
