@@ -1,6 +1,8 @@
 """Every algorithm, over a grid in this process: the numbers are those of the inline engine, bit for bit."""
 
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,12 +42,15 @@ def run_config(tmp_path: Path, module: str, **more: Any) -> dict[str, Any]:
     return {**training, **own, **more}
 
 
-def make_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, **more: Any) -> FakeGrid:
-    """Return a grid with three nodes that run an app for an algorithm."""
+def make_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, listed: Sequence[str] = NAMES, **more: Any
+) -> FakeGrid:
+    """Return a grid with three nodes that run an app for an algorithm; the app lists some of them."""
     module = f"app_{name.replace('-', '_')}"
     config = run_config(tmp_path, module, **more)
-    folder = write_app(tmp_path / "app", module, CODE.replace("NAME", name), NAMES, config)
+    folder = write_app(tmp_path / "app", module, CODE.replace("NAME", name), listed, config)
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, module, raising=False)  # that of another test has another folder
     monkeypatch.setattr("quped.flower.engine.POLL", 0.001)
     monkeypatch.setattr("quped.flower.engine.LOOK", 0.0)
     nodes = {

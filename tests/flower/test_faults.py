@@ -291,6 +291,62 @@ def test_a_node_may_join_late(grids: Grids, tmp_path: Path, caplog: pytest.LogCa
     assert "'c2' is here" in told
 
 
+def come_in(grid: FakeGrid, round_: int, crash: int | None = None) -> None:
+    """Let node 12 appear while a round is under way, and the server die in a later one."""
+    late = grid.nodes.pop(12)
+
+    def change(message: Message, answer: Callable[[], RecordDict]) -> RecordDict:
+        nonlocal crash
+        content = answer()
+        if message.metadata.message_type == MessageType.TRAIN:
+            asked = read_request(message.content).round
+            if asked == round_:
+                grid.nodes[12] = late
+            if asked == crash:
+                crash = None
+                raise KilledError
+        return content
+
+    for node in (late, *grid.nodes.values()):
+        node.change = change
+
+
+@pytest.mark.parametrize("more", [{}, {"clients_per_round": 1}, {"quorum": 1}], ids=["all", "sampled", "quorum"])
+@pytest.mark.parametrize("round_", [2, 6], ids=["training", "fine-tuning"])
+def test_a_node_that_the_app_does_not_list_may_join(
+    grids: Grids, tmp_path: Path, caplog: pytest.LogCaptureFixture, round_: int, more: dict[str, Any]
+) -> None:
+    """It takes part from the next round on; a server that dies afterwards continues with it, bit for bit."""
+    for folder, crash in (("calm", None), ("killed", 8)):
+        grid = grids(listed=NAMES[:2], newcomers=True, record=str(tmp_path / folder / "record"), **more)
+        for number, client in enumerate(NAMES, start=10):
+            state = str(tmp_path / folder / "state" / client)
+            grid.nodes[number] = FakeNode({"name": client, "state": state}, registered=client)
+        come_in(grid, round_, crash)
+        if crash is not None:
+            with pytest.raises(KilledError):
+                serve(grid, grid.run_config)
+        serve(grid, {**grid.run_config, "newcomers": crash is None})
+        asked = [read_request(m.content).round for m in grid.requests if is_for(m, 12)]
+        assert not asked or min(asked) >= round_ + 2  # its introduction takes the round after
+        assert asked or "clients_per_round" in more
+    assert caplog.messages.count(f"'c2' joins the run in round {round_ + 3}.") == 2
+    calm, killed = (RunRecord(tmp_path / folder / "record").finished() for folder in ("calm", "killed"))
+    assert calm is not None
+    assert killed is not None
+    assert {client["name"] for client in calm["clients"]} == set(NAMES)
+    assert calm["accuracy"] == killed["accuracy"]
+    for client in NAMES:
+        left, right = (deployed_client(tmp_path / folder / "state" / client).model for folder in ("calm", "killed"))
+        for (path, x), (_, y) in zip(_tree.items(left), _tree.items(right), strict=True):
+            assert torch.equal(x, y), path
+
+
+def is_for(message: Message, node: int) -> bool:
+    """Say whether a message asks a node for a round."""
+    return message.metadata.dst_node_id == node and message.metadata.message_type == MessageType.TRAIN
+
+
 def test_what_is_sent_is_payload_and_metrics(grids: Grids, tmp_path: Path) -> None:
     """No personal number is in any message: neither a tensor of a personal state, nor a record of another name."""
     grid = grids()

@@ -269,6 +269,7 @@ class GridEngine:
     """Asks nodes for their clients' rounds. Personal states stay with them."""
 
     setup: Setup
+    """Of the next round: it has more clients after one has joined late."""
     courier: Courier
     options: FlowerOptions
     run: str

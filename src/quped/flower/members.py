@@ -88,12 +88,16 @@ class Members:
     them in, have the name that they say, as long as no node with this name is there.
     """
 
-    def __init__(self, grid: Grid, names: Sequence[str]) -> None:
-        """Expect clients with these names."""
-        self._grid, self._names = grid, names
+    def __init__(self, grid: Grid, names: Sequence[str], *, newcomers: bool = False) -> None:
+        """Expect clients with these names; with newcomers, also those whose keys are registered with other names."""
+        self._grid, self._names, self._newcomers = grid, sorted(names), newcomers
         self._nodes: dict[str, int] = {}
         self._refused: set[int] = set()
         self.known: dict[str, Member] = {}
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Expect clients with these names, too."""
+        self._names = sorted({*self._names, *names})
 
     def node(self, name: str) -> int | None:
         """Return the node of a client that has introduced itself, while it is there."""
@@ -106,10 +110,14 @@ class Members:
         for node, name in there.items():
             if name and self._nodes.get(name, node) != node:
                 self._refuse(node, f"another node is registered as '{name}'")
-            elif name and name in self._names:
+            elif name and (self._newcomers or name in self._names):
                 self._nodes[name] = node
             elif name:
-                self._refuse(node, f"its key is registered as '{name}', which is none of {', '.join(self._names)}")
+                self._refuse(
+                    node,
+                    f"its key is registered as '{name}', which is none of {', '.join(self._names)}: add it to "
+                    "tool.quped.nodes, or set the option `newcomers`",
+                )
         bound = {node: name for name, node in self._nodes.items()}
         return [n for n in there if n not in self._refused and (n not in bound or bound[n] not in self.known)]
 
@@ -122,10 +130,10 @@ class Members:
             self._refuse(node, str(error))
             return None
         bound = {number: name for name, number in self._nodes.items()}
-        if member.name not in self._names:
-            self._refuse(node, f"it says to be '{member.name}', which is none of {', '.join(self._names)}")
-        elif bound.get(node, member.name) != member.name:
+        if bound.get(node, member.name) != member.name:
             self._refuse(node, f"it says to be '{member.name}', but its key is registered as '{bound[node]}'")
+        elif node not in bound and member.name not in self._names:
+            self._refuse(node, f"it says to be '{member.name}', which is none of {', '.join(self._names)}")
         elif self._nodes.get(member.name, node) != node:
             self._refuse(node, f"it says to be '{member.name}', which is another node")
         else:

@@ -28,12 +28,14 @@ class FlowerOptions:
     round_seconds: float = _option(1800.0, "How long a round may take.")
     retries: int = _option(5, "How often a node is asked again in a round after it failed.")
     retry_seconds: float = _option(5.0, "Seconds before a node is asked again.")
+    newcomers: bool = _option(False, "Let nodes join whose keys are registered with names that the app does not list.")
     max_ratio: float = _option(50.0, "Refuse updates so many times longer than the median of a round; 0: no bound.")
 
     def __post_init__(self) -> None:
         for name in ("module", "record"):
             value = getattr(self, name)
             check(isinstance(value, str) and value != "", f"option '{name}'", "a non-empty text", value)
+        check(isinstance(self.newcomers, bool), "option 'newcomers'", "true or false", self.newcomers)
         for name in ("seed", "quorum", "retries"):
             check_whole(f"option '{name}'", getattr(self, name), 0)
         for name in ("join_seconds", "round_seconds", "retry_seconds", "max_ratio"):

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,14 @@ class Begun:
     """From which every node gets the same schedule."""
     inputs: Sequence[Sequence[Any]]
     """The form of the clients' inputs."""
+    names: Sequence[str]
+    """Of the clients that it began with."""
+    late: dict[str, int] = field(default_factory=dict)
+    """The clients that joined it later, each with its first round."""
+
+    def names_in(self, round_: int) -> list[str]:
+        """Return the clients that a round can choose from."""
+        return sorted({*self.names, *(name for name, first in self.late.items() if first <= round_)})
 
 
 class Server:
@@ -90,7 +98,7 @@ class Server:
         self._algorithm: AnyAlgorithm = app.algorithm()
         self._global_model = app.global_model
         self._names = sorted(Project.read(app.folder).nodes)
-        members = Members(grid, self._names)
+        members = Members(grid, self._names, newcomers=self.options.newcomers)
         self._courier = Courier(grid, members, self.options, self._check_fit)
 
     def run(self) -> None:
@@ -98,15 +106,15 @@ class Server:
         folder = Path(self.options.record).expanduser()
         with exclusive(folder):
             begun = self._read(folder)
-            needed = min(self.options.quorum or len(self._names), len(self._names))
-            self._courier.join(self._names, needed)
-            members = self._courier.members.known
-            warn_of_differences(members)
+            names = self._names if begun is None else sorted({*begun.names, *begun.late})
+            self._courier.members.expect(names)
+            needed = min(self.options.quorum or len(names), len(names))
+            self._courier.join(names, needed)
             if begun is None:
-                begun = self._begin(folder, members)
+                begun = self._begin(folder, self._courier.members.known)
             record = RunRecord(folder)
-            self._write_nodes(folder)
-            self._courier.on_admitted = lambda: self._write_nodes(folder)
+            self._note_members(folder)
+            self._courier.on_admitted = lambda: self._note_members(folder)
             self._train(record, begun)
 
     def _check_fit(self, member: Member) -> None:
@@ -128,7 +136,10 @@ class Server:
         config = record.read_config()
         if not config.keys() >= {"run", "asked", "seed", "nodes", "training", "inputs"}:
             raise RunError(f"{folder} holds another kind of run: name another folder with the option `record`.")
-        mine = {"asked": plain(to_json(self._asked)), "seed": self.options.seed, "nodes": self._names}
+        former = config["nodes"]
+        # Names may be added: their nodes join late.
+        nodes = former if set(former) <= set(self._names) else self._names
+        mine = {"asked": plain(to_json(self._asked)), "seed": self.options.seed, "nodes": nodes}
         for what, value in mine.items():
             if config[what] != value:
                 raise RunError(
@@ -136,7 +147,8 @@ class Server:
                     "another folder with the option `record`, or continue with the former ones."
                 )
         log.info("Continuing the run in %s after round %d.", folder, record.checkpoints.rounds())
-        return Begun(config["run"], training_options(None, config["training"]), config["inputs"])
+        training = training_options(None, config["training"])
+        return Begun(config["run"], training, config["inputs"], former, config.get("late", {}))
 
     def _begin(self, folder: Path, members: Mapping[str, Member]) -> Begun:
         """Fix what the run follows from, and begin its record."""
@@ -145,7 +157,7 @@ class Server:
         training = resolve(self._asked, sizes, len(self._names), quantizes=quantizes)
         first = members[min(members)]
         record = RunRecord.create(folder)
-        begun = Begun(secrets.token_hex(8), training, first.inputs)
+        begun = Begun(secrets.token_hex(8), training, first.inputs, self._names)
         record.config(
             {
                 "format": FORMAT,
@@ -160,11 +172,29 @@ class Server:
         )
         return begun
 
-    def _write_nodes(self, folder: Path) -> None:
-        write_json(folder / NODES, {name: asdict(member) for name, member in self._courier.members.known.items()})
+    def _note_members(self, folder: Path) -> None:
+        """Write what the nodes said of themselves, and warn if they differ."""
+        members = self._courier.members.known
+        write_json(folder / NODES, {name: asdict(member) for name, member in members.items()})
+        warn_of_differences(members)
+
+    def _setup(self, begun: Begun, names: Sequence[str]) -> Setup:
+        """Return the setup of rounds with these clients."""
+        training = begun.training
+        if self._asked.clients_per_round is None:
+            training = replace(training, clients_per_round=len(names))
+        return self._federation(names, begun.inputs).setup(training)
+
+    def _admit_late(self, record: RunRecord, begun: Begun, round_: int) -> None:
+        """Let clients that are new take part from a round on. Their record comes first: a run continues with them."""
+        new = sorted(self._courier.members.known.keys() - {*begun.names, *begun.late})
+        if new:
+            begun.late.update(dict.fromkeys(new, round_))
+            record.config({**record.read_config(), "late": begun.late})
+            log.info("%s joins the run in round %d.", ", ".join(f"'{name}'" for name in new), round_ + 1)
 
     def _train(self, record: RunRecord, begun: Begun) -> None:
-        setup = self._federation(self._names, begun.inputs).setup(begun.training)
+        setup = self._setup(begun, begun.names)
         engine = GridEngine(setup, self._courier, self.options, begun.run)
         record.rewind([point_of(evaluation) for evaluation in recorded_curve(record.checkpoints)])
         ours = identity(setup)
@@ -183,9 +213,16 @@ class Server:
             Recorder(record),
             RoundLines(engine),
             Checkpointer(record.checkpoints, setup, engine, history.curve, 1, lambda: None, ours),
+            Newcomers(begun, self._courier.members),
         ]
-        last = simulate(setup, engine, observers, timer, shared, first)
-        self._finish(record, setup, engine, history.curve, shared if last is None else last.shared, timer())
+        while first < setup.schedule.rounds:  # until somebody joins, or to the end
+            self._admit_late(record, begun, first)
+            engine.setup = self._setup(begun, begun.names_in(first))
+            last = simulate(engine.setup, engine, observers, timer, shared, first)
+            assert last is not None, "there was a round to run"
+            shared, first = last.shared, last.clock.round + 1
+        setup = self._setup(begun, begun.names_in(first))
+        self._finish(record, setup, engine, history.curve, shared, timer())
 
     def _finish(
         self,
@@ -202,7 +239,9 @@ class Server:
             client, network = setup.clients[0], setup.global_network
             info = file_info(GLOBAL, setup.algorithm.name, network, client.train, setup.seed)
             record.model(GLOBAL, to_bytes(PackedModel.of(network.module(w), {}, **info)))
-        record.result(result_of(setup, engine, curve[-1], self._courier.members.known, seconds))
+        took_part = {client.name for client in setup.clients}
+        members = {name: one for name, one in self._courier.members.known.items() if name in took_part}
+        record.result(result_of(setup, engine, curve[-1], members, seconds))
         log.info("The run is finished: %s", record.path)
 
 
@@ -238,6 +277,19 @@ def result_of(
         "versions": versions(),
         "run": engine.run,
     }
+
+
+class Newcomers:
+    """Interrupts the rounds when a client is there that was not when they began."""
+
+    def __init__(self, begun: Begun, members: Members) -> None:
+        """Look for members that a run does not have yet."""
+        self._begun, self._members = begun, members
+
+    def after_round(self, round_: Round) -> bool:
+        """Say whether the next round can choose from more clients."""
+        here, next_ = (self._begun.names_in(number) for number in (round_.clock.round, round_.clock.round + 1))
+        return here != next_ or bool(self._members.known.keys() - {*self._begun.names, *self._begun.late})
 
 
 class RoundLines:
