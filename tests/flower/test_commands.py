@@ -1,6 +1,7 @@
 """`quped flower` as a user types it, and the page that explains it."""
 
 import re
+import shlex
 import stat
 import tomllib
 from dataclasses import fields
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from helpers.flower_servers import free_port
 from helpers.program import fails, quped
 
 from quped.flower.keys import hosts_of, make_keys
@@ -23,14 +25,28 @@ def test_the_page_shows_the_commands_that_are_printed(tmp_path: Path, monkeypatc
     assert done.returncode == 0, done.stderr
     printed = [line for lines in commands(Path("my-federation")).values() for line in lines]
     assert set(printed) <= set(done.stdout.splitlines())
-    shown = [
-        line for block in re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.M | re.S) for line in block.split("\n")
-    ]
+    shown = [line for block in blocks() if not block.startswith("$ ") for line in block.split("\n")]
     assert [line for line in printed if line not in shown] == []
     assert {line for line in shown if line} - set(printed) == {
         "pip install 'quped[flower]'",
         "quped flower new my-federation",
     }
+
+
+def blocks() -> list[str]:
+    """Return the blocks of code of the page."""
+    return re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+
+
+def test_the_page_shows_what_a_check_prints(tmp_path: Path) -> None:
+    new_app(tmp_path / "my-federation")
+    make_keys(tmp_path / "my-federation", ["phone"])
+    (block,) = (block for block in blocks() if block.startswith("$ quped flower check "))
+    for port in ("8000", "9101"):  # which may be in use here
+        block = block.replace(port, str(free_port()))
+    first, *printed = block.splitlines()
+    done = quped(*shlex.split(first.removeprefix("$ quped")), cwd=tmp_path)
+    assert (done.stdout + done.stderr).splitlines() == printed
 
 
 def test_the_page_lists_the_options() -> None:

@@ -101,7 +101,7 @@ def test_every_algorithm_gives_the_bits_of_the_inline_engine(
 
 @pytest.mark.parametrize("name", ["quped", "fedavg", "fedrep"])
 def test_sampling_and_seldom_evaluations(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = {"clients_per_round": 2, "evaluate_every": 2}
+    more: dict[str, Any] = {"clients_per_round": 2, "evaluate_every": 2}
     grid = make_grid(tmp_path, monkeypatch, name, **more)
     serve(grid, grid.run_config)
     assert_equals_inline(tmp_path, inline(name, **more))

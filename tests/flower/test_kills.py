@@ -23,7 +23,7 @@ def test_kills_change_nothing(servers: Servers) -> None:
     wait_for(lambda: rounds(servers, "killed") == 1, 600, servers.log("run"))
     servers.crash("phone", "flwr-clientapp")
     servers.crash("tablet")
-    servers.restart_node("tablet")
+    servers.restart_node("tablet", after=35.0)
     wait_for(lambda: rounds(servers, "killed") == 2, 900, servers.log("run"))
     servers.crash("link", "flwr-serverapp")
     servers.stop("run")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from helpers.flower_federation import assert_same, finish, make_app, running
-from helpers.flower_servers import Servers, wait_for
-from helpers.program import quped
+from helpers.flower_servers import HOST, Servers, free_port, wait_for
+from helpers.program import fails, quped
 
-from quped.flower.keys import make_pair
+from quped.flower.keys import CA, KEYS, make_keys, make_pair
 from quped.flower.simulate import simulate_app
 
 LIAR = """
@@ -53,6 +53,16 @@ def test_a_federation_equals_its_simulation(servers: Servers, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "after round 5 of 5" in done.stdout
     assert (tmp_path / "phone.quped").read_bytes() == expected.files["phone"]
+
+
+def test_a_check_finds_the_superlink(servers: Servers, tmp_path: Path) -> None:
+    words = ("flower", "check", "flower-supernode", "--superlink", f"{HOST}:{servers.port}")
+    words += ("--port", str(free_port()), "--auth-supernode-private-key", str(servers.key("phone.key")))
+    done = quped(*words, "--root-certificates", servers.key(CA), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "answers. This clock is 0 s" in done.stdout
+    make_keys(tmp_path, [])
+    fails(quped(*words, "--root-certificates", tmp_path / KEYS / CA, cwd=tmp_path), "was not signed by")
 
 
 def test_a_liar_is_refused_a_late_node_joins_and_a_stranger_gets_nowhere(servers: Servers) -> None:

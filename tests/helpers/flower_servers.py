@@ -29,7 +29,7 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.05)
+        time.sleep(0.2)
     return found
 
 
@@ -123,8 +123,12 @@ class Servers:
             *("--node-config", config),
         )
 
-    def restart_node(self, name: str) -> None:
-        """Start a node that was killed until the SuperLink takes it: that refuses it while it seems to be there."""
+    def restart_node(self, name: str, after: float = 0.0) -> None:
+        """Start a node that was killed until the SuperLink takes it: that refuses it while it seems to be there.
+
+        Wait some seconds first: every try takes seconds of all cores.
+        """
+        time.sleep(after)
 
         def is_taken() -> bool:
             before = len(self.log(name))

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from quped.cli._shared import make_console, notes
-from quped.errors import InvalidValueError
+from quped.errors import InvalidValueError, RunError
 from quped.experiments.schema import apply
 from quped.export import SUFFIX, write_file
 from quped.report.terminal import bits_label, percent, size
@@ -25,6 +25,9 @@ app = typer.Typer(
 )
 
 App = Annotated[Path, typer.Argument(metavar="APP", help="The folder of the app.", file_okay=False)]
+Command = Annotated[
+    list[str], typer.Argument(metavar="COMMAND...", help="`flower-superlink` or `flower-supernode`, with its options.")
+]
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of the nodes.")]
 Hosts = Annotated[
     list[str] | None,
@@ -71,6 +74,21 @@ def keys_command(folder: App, nodes: Nodes, host: Hosts = None) -> None:
         print(f"Written: {path}")
     if not made:
         print(f"Nothing is missing in {folder / KEYS}.")
+
+
+@app.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def check_command(command: Command) -> None:
+    """Look at what a command of Flower needs, before it is run: files, ports, the server and its clock.
+
+    Write this in front of the command. Nothing is started or changed.
+    """
+    from quped.flower.check import check_command
+
+    good, bad = check_command(command)
+    for line in good:
+        print(f"ok: {line}")
+    if bad:
+        raise RunError("\n".join(bad))
 
 
 @app.command("simulate")
