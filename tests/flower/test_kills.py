@@ -1,6 +1,7 @@
 """Kills over real servers: what died is started again, and the result is that of an undisturbed run."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers.flower_federation import assert_same, finish, make_app, rounds, running
@@ -9,26 +10,35 @@ from helpers.flower_servers import Servers, wait_for
 from quped.flower.simulate import simulate_app
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with running(tmp_path_factory.mktemp("federation")) as started:
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    with running(tmp_path) as started:
         yield started
 
 
-def test_kills_change_nothing(servers: Servers) -> None:
-    """kill -9 of a ClientApp and a SuperNode, of the ServerApp, and of the SuperLink."""
-    app = make_app(servers, "killed", retry_seconds=1.0, epochs=4)
+def test_kills_of_nodes_change_nothing(servers: Servers) -> None:
+    """kill -9 of a ClientApp, and of a SuperNode."""
+    app = make_app(servers, "killed", retry_seconds=1.0, epochs=3)
     expected = simulate_app(app, {}, progress=False)
     servers.run(app)
     wait_for(lambda: rounds(servers, "killed") == 1, 600, servers.log("run"))
     servers.crash("phone", "flwr-clientapp")
     servers.crash("tablet")
     servers.restart_node("tablet", after=35.0)
-    wait_for(lambda: rounds(servers, "killed") == 2, 900, servers.log("run"))
+    finish(servers, "killed", 900)
+    assert_same(servers, "killed", expected)
+
+
+def test_kills_of_servers_change_nothing(servers: Servers) -> None:
+    """kill -9 of the ServerApp, and of the SuperLink."""
+    app = make_app(servers, "killed", retry_seconds=1.0, epochs=3)
+    expected = simulate_app(app, {}, progress=False)
+    servers.run(app)
+    wait_for(lambda: rounds(servers, "killed") == 1, 600, servers.log("run"))
     servers.crash("link", "flwr-serverapp")
     servers.stop("run")
     servers.run(app)
-    wait_for(lambda: rounds(servers, "killed") == 3, 900, servers.log("run"))
+    wait_for(lambda: rounds(servers, "killed") == 2, 900, servers.log("run"))
     servers.crash("link")
     servers.stop("run")
     servers.start_link()

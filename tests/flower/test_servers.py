@@ -4,19 +4,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.flower_federation import assert_same, finish, make_app, running
+from helpers.flower_federation import assert_same, finish, make_app, rounds, running
 from helpers.flower_servers import HOST, Servers, free_port, wait_for
 from helpers.program import fails, quped
 
 from quped.flower.keys import CA, KEYS, make_keys, make_pair
 from quped.flower.simulate import simulate_app
 
+pytestmark = pytest.mark.xdist_group("servers")
+"""All in one process: they share the servers."""
+
 LIAR = """
+import time
+from pathlib import Path
+
 import numpy as np
 from flwr.app import Message, MessageType
 from flwr.clientapp import ClientApp
 from quped.flower import answer as honest
-from quped.flower.wire import pack, unpack
+from quped.flower.wire import pack, read_request, unpack
 
 client_app = ClientApp()
 
@@ -25,6 +31,9 @@ client_app = ClientApp()
 @client_app.evaluate()
 def answer(message, context):
     reply = honest(message, context)
+    if message.metadata.message_type == MessageType.TRAIN and read_request(message.content).round == 1:
+        while not Path("GATE").exists():
+            time.sleep(0.1)
     if message.metadata.message_type == MessageType.TRAIN and context.node_config["name"] == "tablet":
         values, flat = unpack(reply.content)
         return Message(pack(values, (flat.view(np.float32) * np.nan).view(np.uint8)), reply_to=message)
@@ -56,8 +65,8 @@ def test_a_federation_equals_its_simulation(servers: Servers, tmp_path: Path) ->
 
 
 def test_a_check_finds_the_superlink(servers: Servers, tmp_path: Path) -> None:
-    words = ("flower", "check", "flower-supernode", "--superlink", f"{HOST}:{servers.port}")
-    words += ("--port", str(free_port()), "--auth-supernode-private-key", str(servers.key("phone.key")))
+    words = ["flower", "check", "flower-supernode", "--superlink", f"{HOST}:{servers.port}"]
+    words += ["--port", str(free_port()), "--auth-supernode-private-key", str(servers.key("phone.key"))]
     done = quped(*words, "--root-certificates", servers.key(CA), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "answers. This clock is 0 s" in done.stdout
@@ -65,21 +74,33 @@ def test_a_check_finds_the_superlink(servers: Servers, tmp_path: Path) -> None:
     fails(quped(*words, "--root-certificates", tmp_path / KEYS / CA, cwd=tmp_path), "was not signed by")
 
 
-def test_a_liar_is_refused_a_late_node_joins_and_a_stranger_gets_nowhere(servers: Servers) -> None:
-    app = make_app(servers, "liar", quorum=1, join_seconds=1.0, retries=1, retry_seconds=1.0, epochs=4)
-    (app / "liar.py").write_text(LIAR)
+def test_a_liar_is_refused_late_nodes_join_and_a_stranger_gets_nowhere(servers: Servers) -> None:
+    """One of the late nodes is registered while the run is under way: its second round waits for both."""
+    options = {"quorum": 1, "join_seconds": 1.0, "retries": 1, "retry_seconds": 1.0, "epochs": 3}
+    app = make_app(servers, "liar", newcomers=True, **options)
+    gate = servers.folder / "all-are-here"
+    (app / "liar.py").write_text(LIAR.replace("GATE", str(gate)))
     project = app / "pyproject.toml"
     project.write_text(project.read_text().replace("quped.flower:client_app", "liar:client_app"))
     servers.stop("laptop")
-    make_pair(servers.key(""), "stranger")
+    for name in ("stranger", "watch"):
+        make_pair(servers.key(""), name)
     servers.start_node("stranger", bits=32, state=str(servers.folder / "state" / "stranger"))
     servers.run(app)
     wait_for(lambda: "The run begins without" in servers.log("run"), 600, "the run begins")
     servers.restart_node("laptop")
+    wait_for(lambda: rounds(servers, "liar") == 1, 600, "the first round ends")
+    servers.register("watch")
+    servers.start_node("watch", bits=2, state=str(servers.folder / "state" / "watch"))
+    here = ("'laptop' is here", "'watch' is here")
+    wait_for(lambda: all(words in servers.log("run") for words in here), 600, "both have introduced themselves")
+    gate.touch()
     result = finish(servers, "liar", 900)
     told = servers.log("run")
     assert "The answer of 'tablet' is refused: 'w.params/first.weight' holds NaN" in told
-    assert "'laptop' is here" in told
-    assert {client["name"] for client in result["clients"]} == {"laptop", "phone", "tablet"}
+    assert "'watch' joins the run in round 3." in told
+    clients = {client["name"]: client for client in result["clients"]}
+    assert set(clients) == {"laptop", "phone", "tablet", "watch"}
+    assert clients["watch"]["accuracy"] is not None
     assert servers.processes["stranger"].poll() not in (None, 0)
     assert not (servers.folder / "state" / "stranger").exists()

@@ -24,8 +24,8 @@ class Dropping(SmallNet):
     def forward(self, inputs):
         return super().forward(nn.functional.dropout(inputs, 0.2, self.training))
 
-NETWORKS = {"phone": Dropping, "tablet": wide_net, "laptop": SmallNet}
-PART = {"phone": 0, "tablet": 1, "laptop": 2}
+NETWORKS = {"phone": Dropping, "tablet": wide_net, "laptop": SmallNet, "watch": SmallNet}
+PART = {"phone": 0, "tablet": 1, "laptop": 2, "watch": 3}
 
 def algorithm():
     return QuPeD()
@@ -50,7 +50,7 @@ def running(folder: Path) -> Iterator[Servers]:
     started = Servers(folder, nodes)
     try:
         started.start_link()
-        started.register()
+        started.register(*nodes)
         for name in nodes:
             started.start_node(name)
         yield started

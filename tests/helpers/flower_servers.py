@@ -105,10 +105,10 @@ class Servers:
             with socket.socket() as probe:
                 return probe.connect_ex((HOST, self.port)) == 0
 
-        wait_for(listens, 90, "the SuperLink listens")
+        wait_for(listens, 300, "the SuperLink listens")
 
-    def register(self) -> None:
-        for name in self.nodes:
+    def register(self, *names: str) -> None:
+        for name in names:
             public = str(self.key(f"{name}.pub"))
             command = [str(BIN / "flwr"), "supernode", "register", public, CONNECTION, "--name", name]
             subprocess.run(command, check=True, cwd=self.folder, env=self._environment, capture_output=True)
