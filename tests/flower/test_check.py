@@ -1,5 +1,6 @@
 """`quped flower check`: what would make Flower's commands fail is named before they are run."""
 
+import re
 import socket
 import ssl
 import threading
@@ -80,7 +81,7 @@ def test_a_node_that_can_start(keys: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "can be read by its owner only" in done.stdout
     assert "is free." in done.stdout
-    assert f"The SuperLink at {HOST}:{port} answers. This clock is" in done.stdout
+    assert f"The SuperLink at {HOST}:{port} answers. The clocks agree." in done.stdout
 
 
 def test_a_server_that_can_start(keys: Path) -> None:
@@ -135,17 +136,19 @@ def test_tls_on_one_side_only_is_named(keys: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("ahead", "words"), [(-60, "60 s ahead of"), (400, "400 s behind")])
+@pytest.mark.parametrize(("ahead", "words"), [(-60, "[56]. s ahead of"), (400, "(39.|400) s behind")])
 def test_clocks_that_differ_are_named(keys: Path, ahead: float, words: str) -> None:
     with server(keys, ahead) as port:
-        fails(node(keys, port), f"The clock of this machine is {words} the server's", "set both clocks")
+        done = node(keys, port)
+    fails(done, "set both clocks")
+    assert re.search(f"The clock of this machine is at least {words} the server's", done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("ahead", [3, -2, 250])
-def test_clocks_that_differ_a_little_are_near_enough(keys: Path, ahead: float) -> None:
+@pytest.mark.parametrize("ahead", [-4.5, 100, 250])
+def test_clocks_that_differ_a_little_are_accepted(keys: Path, ahead: float) -> None:
     with server(keys, ahead) as port:
         done = node(keys, port)
-    assert "which is near enough" in done.stdout, done.stderr
+    assert "s, which Flower accepts" in done.stdout, done.stderr
 
 
 def test_keys_that_others_can_read_are_named(keys: Path) -> None:

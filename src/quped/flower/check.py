@@ -150,15 +150,17 @@ def compare_clocks(before: float, after: float, date: str) -> str:
         server = parsedate_to_datetime(date).timestamp()
     except ValueError:
         return "It does not tell the time."
-    # The date has no fractions: the server's clock is between it and the next second.
-    least, most = before - (server + 1), after - server
-    about = f"{abs(least + most) / 2:.0f} s {'ahead of' if least + most > 0 else 'behind'} the server's"
+    # The date has no fractions, and the server writes it anew every second.
+    least, most = before - (server + 2), after - server
+    if least <= 0 <= most:
+        return "The clocks agree."
+    about = f"at least {max(least, -most):.0f} s {'ahead of' if least > 0 else 'behind'} the server's"
     if least > SYSTEM_TIME_TOLERANCE or most < -TIMESTAMP_TOLERANCE:
         raise RunError(
             f"The clock of this machine is {about}, and Flower refuses nodes that are more than "
             f"{SYSTEM_TIME_TOLERANCE} s ahead or {TIMESTAMP_TOLERANCE} s behind: set both clocks, best by NTP."
         )
-    return f"This clock is {about}, which is near enough."
+    return f"This clock is {about}, which Flower accepts."
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
