@@ -69,7 +69,7 @@ def test_a_check_finds_the_superlink(servers: Servers, tmp_path: Path) -> None:
     words += ["--port", str(free_port()), "--auth-supernode-private-key", str(servers.key("phone.key"))]
     done = quped(*words, "--root-certificates", servers.key(CA), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "answers. The clocks agree." in done.stdout
+    assert f"The SuperLink at {HOST}:{servers.port} answers." in done.stdout
     make_keys(tmp_path, [])
     fails(quped(*words, "--root-certificates", tmp_path / KEYS / CA, cwd=tmp_path), "was not signed by")
 

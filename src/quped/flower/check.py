@@ -150,11 +150,11 @@ def compare_clocks(before: float, after: float, date: str) -> str:
         server = parsedate_to_datetime(date).timestamp()
     except ValueError:
         return "It does not tell the time."
-    # The date has no fractions, and the server writes it anew every second.
+    # The date has no fractions, and the server writes it anew every second; a busy one, later.
     least, most = before - (server + 2), after - server
     if least <= 0 <= most:
         return "The clocks agree."
-    about = f"at least {max(least, -most):.0f} s {'ahead of' if least > 0 else 'behind'} the server's"
+    about = f"about {max(least, -most):.0f} s {'ahead of' if least > 0 else 'behind'} the server's"
     if least > SYSTEM_TIME_TOLERANCE or most < -TIMESTAMP_TOLERANCE:
         raise RunError(
             f"The clock of this machine is {about}, and Flower refuses nodes that are more than "
