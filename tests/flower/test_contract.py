@@ -13,10 +13,14 @@ from helpers.fake_grid import FakeGrid, FakeNode, write_app
 from helpers.small_federation import algorithms
 from helpers.small_federation import clients as small_clients
 
-from quped import Federation, FitResult, _tree, load
+from quped import FitResult, _tree, load
 from quped.flower.deploy import deployed_client
 from quped.flower.server import GLOBAL, serve
+from quped.flower.simulate import setup_of
 from quped.records import RunRecord
+from quped.simulation.engines import EngineChoice
+from quped.simulation.fit import fit
+from quped.simulation.options import training_options
 from quped.testing import SMALL_RUN, SmallNet
 
 CODE = """
@@ -62,8 +66,9 @@ def make_grid(
 
 def inline(name: str, **more: Any) -> FitResult:
     algorithm = algorithms()[name]()
-    federation = Federation(small_clients(algorithm), algorithm, SmallNet, seed=3)
-    return federation.fit(SMALL_RUN, workers=0, progress=False, **more)
+    options = training_options(SMALL_RUN, more)
+    setup = setup_of(small_clients(algorithm), algorithm, SmallNet, options, seed=3)
+    return fit(setup, where=EngineChoice(workers=0))
 
 
 def assert_equals_inline(tmp_path: Path, expected: FitResult) -> None:
