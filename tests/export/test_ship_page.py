@@ -10,7 +10,7 @@ import pytest
 from helpers.program import quped
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "ship.md"
-SHORT = ["--workers=0", "--set", "training.epochs=2", "--set", "algorithm.warmup_epochs=0", "--set", "compare=[]"]
+SHORT = ["--workers=0", "--set", "training.epochs=2", "--set", "compare=[]"]
 
 
 def command(line: str, folder: Path) -> str:
