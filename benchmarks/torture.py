@@ -759,7 +759,8 @@ class Runs:
         elif child.wait(rng.uniform(0.0, self._calm[program.name].seconds / 2)) is not None:
             return
         else:
-            (os.killpg if kind == "group" else os.kill)(child.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # a busy system may not have made its group yet
+                (os.killpg if kind == "group" else os.kill)(child.pid, signal.SIGKILL)
             self.kills[kind] += child.finish() == -signal.SIGKILL
         self._check_alone(child)
 

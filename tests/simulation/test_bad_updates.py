@@ -1,7 +1,7 @@
 """A client that returns nonsense is named, in the round in which it did, whatever the engine."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from quped import FedAvg, Local, QupedError
 from quped.algorithms import ClientSpec, Empty, Global
 from quped.algorithms._algorithm1 import Learner
 from quped.algorithms.fedavg import Work
+from quped.data import as_samples
 from quped.simulation.client_round import bound_update
 from quped.typing import Batch, Clock, ModelState
 
@@ -54,6 +55,24 @@ def test_a_payload_that_nobody_can_use_names_its_client_and_round(lie: str, work
     liar = Liar(LIES[lie], when)
     with pytest.raises(QupedError, match=rf"payload of client 'c\d' in round {when + 1} .*last.weight"):
         fit(liar, clients(FedAvg()), workers=workers)
+
+
+def test_a_lie_of_the_first_client_in_the_first_round_does_not_become_the_rule() -> None:
+    @dataclass(frozen=True)
+    class First(Liar):
+        """Only the client whose inputs are all 7 lies."""
+
+        def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
+            if (batch.inputs[0] == 7).all():
+                return super().finish(spec, work, batch, clock)
+            return FedAvg().finish(spec, work, batch, clock)
+
+    first, *others = clients(FedAvg())
+    samples = as_samples(first.train, "data")
+    whole = samples.batch(torch.arange(len(samples)))
+    culprit = replace(first, train=(torch.full_like(whole.inputs[0], 7.0), whole.labels))
+    with pytest.raises(QupedError, match=rf"payload of client '{first.name}' in round 1 .*last.weight"):
+        fit(First(LIES["row"], when=0), [culprit, *others])
 
 
 def test_missing_and_further_tensors_are_named() -> None:
