@@ -20,7 +20,7 @@ from quped.experiments.population import Population
 from quped.experiments.train import Epoch, Recipe, train
 from quped.paper.records import NETWORK, Record, find_record, input_checksums, with_weights
 from quped.paper.runs import PaperRun
-from quped.paper.starts import Starts
+from quped.paper.starts import Starts, fedavg_rounds
 from quped.records import RunRecord, revision, versions, write_json
 from quped.result import FORMAT
 from quped.simulation import Observer, Round
@@ -112,14 +112,16 @@ def run_federation(
     (method,) = run.experiment.methods
     population, where = Population(run.experiment, run.seed), EngineChoice(workers=workers)
     setup = population.federation(method.algorithm).setup(method.training)
-    starts = Starts(population, method.training, folder)
-    found = starts.find(setup)
+    is_fedavg = isinstance(method.algorithm, FedAvg)
+    # Others need not know which run of FedAvg has their clients.
+    starts = Starts(population, method.training, folder) if is_fedavg or fedavg_rounds(setup) else None
+    found = None if starts is None else starts.find(setup)
     result = fit(
         setup,
         where=where,
         checkpoints=RunRecord(scratch).checkpoints,
         checkpoint_every=100,
-        callbacks=[*observers, starts] if isinstance(method.algorithm, FedAvg) else observers,
+        callbacks=[*observers, starts] if starts is not None and is_fedavg else observers,
         start=None if found is None else found.start,
     )
     begun = {} if found is None else {"start": {"rounds": found.start.round, "revision": found.revision}}
