@@ -35,7 +35,9 @@ def pullback(
 
     def pull_back(by_output: Tensor | None) -> Variables:
         inputs = [leaf for _, leaf in _tree.items(leaves)]
-        grads = iter(torch.autograd.grad(output, inputs, by_output, materialize_grads=True))
+        # A gradient by the output would make PyTorch import SymPy, which takes each process half a second.
+        scalar = output if by_output is None else (output * by_output).sum()
+        grads = iter(torch.autograd.grad(scalar, inputs, materialize_grads=True))
         return _tree.map_leaves(lambda _: next(grads), variables)
 
     return output.detach(), pull_back, _tree.map_leaves(Tensor.detach, aux)
