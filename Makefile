@@ -20,7 +20,7 @@ test: lint    ## format check, lint, types, then every test
 	$(BIN)/pytest -n auto
 
 test-flower: $(FLOWER)/.ready    ## federations over real servers, with Flower, in an environment of its own (minutes)
-	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest -n 4 --dist loadgroup --no-loadscope-reorder tests/flower
+	PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" $(FLOWER)/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder tests/flower
 
 test-ray: $(RAY)/.ready    ## the tests of the engine "ray", in an environment of their own (minutes)
 	PYTHONPATH=tests $(RAY)/bin/python -m pytest tests/simulation/test_ray.py tests/simulation/test_ray_nodes.py

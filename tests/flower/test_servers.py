@@ -1,18 +1,13 @@
 """The guarantees of a federation over real servers: SuperLink, SuperNodes, TLS and authentication, on this machine."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from helpers.flower_federation import assert_same, finish, make_app, rounds, running
+from helpers.flower_federation import assert_same, finish, make_app, rounds
 from helpers.flower_servers import HOST, Servers, free_port, wait_for
 from helpers.program import fails, quped
 
 from quped.flower.keys import CA, KEYS, make_keys, make_pair
 from quped.flower.simulate import simulate_app
-
-pytestmark = pytest.mark.xdist_group("servers")
-"""All in one process: they share the servers."""
 
 LIAR = """
 import time
@@ -39,12 +34,6 @@ def answer(message, context):
         return Message(pack(values, (flat.view(np.float32) * np.nan).view(np.uint8)), reply_to=message)
     return reply
 """
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with running(tmp_path_factory.mktemp("federation")) as started:
-        yield started
 
 
 def test_a_federation_equals_its_simulation(servers: Servers, tmp_path: Path) -> None:
