@@ -19,6 +19,7 @@ fedavg = {}
 fedavgft-2bit = {}
 qupedplus = {}
 qupedplus-2bit = {}
+qupedplus-2bit-channels = {}
 quped-2bit-warmup = { algorithm.warmup_epochs = 5 }
 
 [columns.digits]
@@ -45,7 +46,7 @@ def outcome(record: dict[str, Any] | None) -> tuple[Any, ...]:
     return record["accuracy"], record["global_accuracy"], record["rounds"], record["curve"][-1]
 
 
-@pytest.mark.parametrize("row", ["fedavgft-2bit", "qupedplus", "qupedplus-2bit"])
+@pytest.mark.parametrize("row", ["fedavgft-2bit", "qupedplus", "qupedplus-2bit", "qupedplus-2bit-channels"])
 def test_a_run_from_fedavgs_model_ends_as_a_whole_run(row: str, tmp_path: Path) -> None:
     table = small_table(tmp_path, text=TABLE)
     whole = execute(one_run(table, row), tmp_path / "whole", workers=0)

@@ -161,7 +161,7 @@ def suited(client: Client, algorithm: AnyAlgorithm, shared: ModelSource | None) 
         bits = min(client.bits.values()) if isinstance(client.bits, Mapping) else client.bits
         client = replace(client, model=shared, bits=bits, quantize=None)
     if not algorithm.quantizes:
-        client = replace(client, bits=FULL_PRECISION, quantize=None, end_bits=None, budget=None)
+        client = replace(client, bits=FULL_PRECISION, quantize=None, end_bits=None, budget=None, per_channel=False)
     return client
 
 

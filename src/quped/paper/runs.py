@@ -105,7 +105,12 @@ class PaperRun:
         if "quantization" in kind.__dataclass_fields__:
             algorithm["quantization"] = self._options("quantization")
         clients = [
-            {"count": group.count, "model": group.model.model_dump(), "bits": group.bits or self.row.bits}
+            {
+                "count": group.count,
+                "model": group.model.model_dump(),
+                "bits": group.bits or self.row.bits,
+                "per_channel": self.row.per_channel,
+            }
             for group in column.clients
         ]
         if all(group["bits"] == FULL_PRECISION for group in clients):

@@ -40,6 +40,8 @@ class Row(Options):
     name: str
     title: str
     bits: int
+    per_channel: bool = False
+    """Whether every output channel of a quantized layer has centers of its own."""
     cost: float
     """Of a step, in steps of FedAvg: for estimates of the time that is left."""
     color: str
