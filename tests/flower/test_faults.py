@@ -396,6 +396,16 @@ def test_a_round_that_is_asked_for_twice_gives_the_same_answer(grids: Grids) -> 
     assert all(first == second for first, second in twice)
 
 
+def test_a_model_can_be_written_while_a_round_is_under_way(grids: Grids, tmp_path: Path) -> None:
+    """Which holds the lock of the node's states, and may take long."""
+    grid = grids(epochs=1, finetune_epochs=0)
+    serve(grid, grid.run_config)
+    run = find_run(tmp_path / "state" / "c0")
+    expected = deployed_client(run).content
+    with Store(run.parent, run.name).locked(0):
+        assert deployed_client(run).content == expected
+
+
 def test_one_message_per_node_and_round(grids: Grids) -> None:
     """Under QuPeD; under FedAvg the server's update changes the model, so an evaluation is one more."""
     for name, expected in (("quped", {"query": 3, "train": 27}), ("fedavg", {"query": 3, "train": 27, "evaluate": 18})):
