@@ -451,11 +451,11 @@ def test_mistakes_of_an_app_are_named(
 def test_problems_of_a_node_are_told_to_the_server(
     grids: Grids, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A folder that cannot be written, a state of another client, no folder at all, a full disk."""
+    """No folder at all, one that cannot be written, a state of another client."""
     (tmp_path / "file").write_text("")
     grid = grids(join_seconds=0.2, retries=0)
     grid.nodes[11] = FakeNode({"name": "c1"}, registered="c1")
-    with pytest.raises(RunError, match="c1 have not joined"):
+    with pytest.raises(RunError, match=r"c1 have not joined: 'c1': The 'state' in --node-config must be .* Put that"):
         serve(grid, grid.run_config)
     assert any("'state' in --node-config must be the path of a folder" in line for line in caplog.messages)
     grid.nodes[11] = FakeNode({"name": "c1", "state": str(tmp_path / "file")}, registered="c1")
@@ -464,6 +464,17 @@ def test_problems_of_a_node_are_told_to_the_server(
     grid.nodes[11] = FakeNode({"name": "c1", "state": grid.nodes[10].config["state"]}, registered="c1")
     with pytest.raises(RunError, match="holds the state of client 'c0', not of 'c1': give every node"):
         serve(grid, {**grid.run_config, "record": str(tmp_path / "record2")})
+
+
+def test_a_network_that_does_not_fit_is_named(grids: Grids, tmp_path: Path) -> None:
+    grid = grids(join_seconds=0.5)
+    code = (tmp_path / "app" / "app_quped.py").read_text()
+    (tmp_path / "app" / "misfit.py").write_text(
+        code.replace("return SmallNet()", "return __import__('torch').nn.Linear(77, 3)")
+    )
+    grid.run_config["module"] = "misfit"
+    with pytest.raises(RunError, match=r"not joined: 'c0': The global model, on the data of client 'c0', cannot run"):
+        serve(grid, grid.run_config)
 
 
 def test_a_full_disk_is_named_and_the_run_continues_afterwards(

@@ -103,6 +103,10 @@ class Members:
         """Return the node of a client that has introduced itself, while it is there."""
         return self._nodes.get(name) if name in self.known else None
 
+    def registered(self, name: str) -> int | None:
+        """Return the node whose key is registered with a name, while it is there."""
+        return self._nodes.get(name)
+
     def refresh(self) -> list[int]:
         """Look who is there; return the nodes that have not introduced themselves."""
         there = {node.node_id: node.name for node in self._grid.get_nodes()}
