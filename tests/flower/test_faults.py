@@ -186,6 +186,20 @@ def forms(edit: Callable[[list[Any]], list[Any]]) -> Change:
     return change
 
 
+def arrays(data: bytes) -> Change:
+    """Return a node whose array is another one than it says."""
+    array = Array(np.zeros(8, np.uint8))
+    array.data = data
+
+    def change(message: Message, answer: Callable[[], RecordDict]) -> RecordDict:
+        content = answer()
+        if message.metadata.message_type != MessageType.TRAIN:
+            return content
+        return RecordDict({VALUES: content[VALUES], TENSORS: ArrayRecord({FLAT: array})})
+
+    return change
+
+
 def more(message: Message, answer: Callable[[], RecordDict]) -> RecordDict:
     content = answer()
     records = {VALUES: content[VALUES], TENSORS: content[TENSORS], "x": ConfigRecord({"x": 1})}
@@ -206,7 +220,11 @@ LIES: dict[str, tuple[Change, str]] = {
     "round": (lies(round=7), "its round is 7"),
     "accuracy": (lies(accuracy=2.0), "its accuracy is 2.0"),
     "form": (lies(form="[[" * 100), "cannot be read"),
+    "sizes": (forms(lambda row: [*row, 0, 10**30]), "cannot be read"),
     "records": (more, "something else than an answer"),
+    "no array": (arrays(b""), "its array cannot be read"),
+    "no header": (arrays(b"PK\x03\x04"), "its array cannot be read"),
+    "doubles": (arrays(Array(np.zeros(8)).data), "is float64 of shape"),
 }
 
 
@@ -265,6 +283,36 @@ def test_somebody_elses_name_is_refused(grids: Grids, caplog: pytest.LogCaptureF
     assert "Node 13 is refused: it says to be 'c0', which is another node" in told
     assert "Node 15 is refused: another node is registered as 'c1'" in told
     assert "Node 14 is refused: its key is registered as 'mallory', which is none of c0, c1, c2" in told
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"inputs": '[["float32", 65536, 65536, 65536, 65536]]'},
+        {"inputs": '[["float32", 2, 99]]'},
+        {"inputs": '[["float32", 2, 99], 1]'},
+        {"inputs": "[" * 10**6},
+        {"samples": 0},
+        {"samples": "many"},
+        {"bits": "[]"},
+    ],
+    ids=["overflow", "misfit", "no list", "deep", "none", "text", "no bits"],
+)
+def test_a_node_that_lies_about_itself_is_refused(
+    grids: Grids, caplog: pytest.LogCaptureFixture, lie: dict[str, Any]
+) -> None:
+    """And the run goes on without it."""
+
+    def change(message: Message, answer: Callable[[], RecordDict]) -> RecordDict:
+        content = answer()
+        if message.metadata.message_type == MessageType.QUERY:
+            values_of(content).update(lie)
+        return content
+
+    grid = grids(epochs=1, finetune_epochs=0, quorum=2, join_seconds=0.1, retries=0)
+    grid.nodes[12].change = change
+    serve(grid, grid.run_config)
+    assert any("Node 12 is refused: " in line for line in caplog.messages), caplog.messages
 
 
 def test_a_node_may_join_late(grids: Grids, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
