@@ -401,6 +401,7 @@ def test_what_is_sent_is_payload_and_metrics(grids: Grids, tmp_path: Path) -> No
     serve(grid, grid.run_config)
     known = {"client", "run", "round", "loss", "form", "final", "accuracy", "own_classes", "loading", "seconds"}
     known |= {"bytes_file", "bytes_packed", "bytes_float32"}
+    introduced = {"client", "samples", "network", "bits", "parameters", "inputs", "machine", "loading", "seconds"}
     trained = 0
     for reply in grid.replies:
         values, flat = unpack(reply.content)
@@ -415,6 +416,7 @@ def test_what_is_sent_is_payload_and_metrics(grids: Grids, tmp_path: Path) -> No
                         assert leaf.numpy().tobytes() not in flat.tobytes()
         else:
             assert len(flat) == 0
+            assert values.keys() == introduced
     assert trained == 27
 
 
