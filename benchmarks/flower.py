@@ -82,7 +82,7 @@ def side_by_side(folder: Path, setup: Setup, repeats: int) -> tuple[float, float
 
 def bytes_per_message(setup: Setup) -> tuple[int, int]:
     """Return the bytes of an answer, and those of its payload."""
-    payload = setup.templates.payload
+    payload = setup.templates.payload[setup.clients[0].spec.group]
     values = {"client": setup.names[0], "run": "0" * 16, "round": 0, "loss": 0.5, "form": form_of(payload)}
     content = pack(values | {"final": True, "accuracy": 0.5, "own_classes": 0.5, "seconds": 0.5}, flatten(payload))
     sent = sum(len(part.deflate()) for part in get_all_nested_objects(content).values())
@@ -96,7 +96,7 @@ def measure(folder: Path) -> dict[str, Any]:
     servers = Servers(folder, nodes)
     try:
         servers.start_link()
-        servers.register()
+        servers.register(*nodes)
         for name in nodes:
             servers.start_node(name)
         servers.run(folder, record=str(folder / "record"))

@@ -37,6 +37,7 @@ FOR_ALL = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(HERE),
     "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray lets its actors wait for everyone else's processes
 }

@@ -186,6 +186,20 @@ def forms(edit: Callable[[list[Any]], list[Any]]) -> Change:
     return change
 
 
+def arrays(data: bytes) -> Change:
+    """Return a node whose array is another one than it says."""
+    array = Array(np.zeros(8, np.uint8))
+    array.data = data
+
+    def change(message: Message, answer: Callable[[], RecordDict]) -> RecordDict:
+        content = answer()
+        if message.metadata.message_type != MessageType.TRAIN:
+            return content
+        return RecordDict({VALUES: content[VALUES], TENSORS: ArrayRecord({FLAT: array})})
+
+    return change
+
+
 def more(message: Message, answer: Callable[[], RecordDict]) -> RecordDict:
     content = answer()
     records = {VALUES: content[VALUES], TENSORS: content[TENSORS], "x": ConfigRecord({"x": 1})}
@@ -206,7 +220,11 @@ LIES: dict[str, tuple[Change, str]] = {
     "round": (lies(round=7), "its round is 7"),
     "accuracy": (lies(accuracy=2.0), "its accuracy is 2.0"),
     "form": (lies(form="[[" * 100), "cannot be read"),
+    "sizes": (forms(lambda row: [*row, 0, 10**30]), "cannot be read"),
     "records": (more, "something else than an answer"),
+    "no array": (arrays(b""), "its array cannot be read"),
+    "no header": (arrays(b"PK\x03\x04"), "its array cannot be read"),
+    "doubles": (arrays(Array(np.zeros(8)).data), "is float64 of shape"),
 }
 
 
@@ -265,6 +283,36 @@ def test_somebody_elses_name_is_refused(grids: Grids, caplog: pytest.LogCaptureF
     assert "Node 13 is refused: it says to be 'c0', which is another node" in told
     assert "Node 15 is refused: another node is registered as 'c1'" in told
     assert "Node 14 is refused: its key is registered as 'mallory', which is none of c0, c1, c2" in told
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"inputs": '[["float32", 65536, 65536, 65536, 65536]]'},
+        {"inputs": '[["float32", 2, 99]]'},
+        {"inputs": '[["float32", 2, 99], 1]'},
+        {"inputs": "[" * 10**6},
+        {"samples": 0},
+        {"samples": "many"},
+        {"bits": "[]"},
+    ],
+    ids=["overflow", "misfit", "no list", "deep", "none", "text", "no bits"],
+)
+def test_a_node_that_lies_about_itself_is_refused(
+    grids: Grids, caplog: pytest.LogCaptureFixture, lie: dict[str, Any]
+) -> None:
+    """And the run goes on without it."""
+
+    def change(message: Message, answer: Callable[[], RecordDict]) -> RecordDict:
+        content = answer()
+        if message.metadata.message_type == MessageType.QUERY:
+            values_of(content).update(lie)
+        return content
+
+    grid = grids(epochs=1, finetune_epochs=0, quorum=2, join_seconds=0.1, retries=0)
+    grid.nodes[12].change = change
+    serve(grid, grid.run_config)
+    assert any("Node 12 is refused: " in line for line in caplog.messages), caplog.messages
 
 
 def test_a_node_may_join_late(grids: Grids, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -353,6 +401,7 @@ def test_what_is_sent_is_payload_and_metrics(grids: Grids, tmp_path: Path) -> No
     serve(grid, grid.run_config)
     known = {"client", "run", "round", "loss", "form", "final", "accuracy", "own_classes", "loading", "seconds"}
     known |= {"bytes_file", "bytes_packed", "bytes_float32"}
+    introduced = {"client", "samples", "network", "bits", "parameters", "inputs", "machine", "loading", "seconds"}
     trained = 0
     for reply in grid.replies:
         values, flat = unpack(reply.content)
@@ -367,6 +416,7 @@ def test_what_is_sent_is_payload_and_metrics(grids: Grids, tmp_path: Path) -> No
                         assert leaf.numpy().tobytes() not in flat.tobytes()
         else:
             assert len(flat) == 0
+            assert values.keys() == introduced
     assert trained == 27
 
 
@@ -394,6 +444,16 @@ def test_a_round_that_is_asked_for_twice_gives_the_same_answer(grids: Grids) -> 
     serve(grid, grid.run_config)
     assert len(twice) == 9
     assert all(first == second for first, second in twice)
+
+
+def test_a_model_can_be_written_while_a_round_is_under_way(grids: Grids, tmp_path: Path) -> None:
+    """Which holds the lock of the node's states, and may take long."""
+    grid = grids(epochs=1, finetune_epochs=0)
+    serve(grid, grid.run_config)
+    run = find_run(tmp_path / "state" / "c0")
+    expected = deployed_client(run).content
+    with Store(run.parent, run.name).locked(0):
+        assert deployed_client(run).content == expected
 
 
 def test_one_message_per_node_and_round(grids: Grids) -> None:
@@ -441,11 +501,11 @@ def test_mistakes_of_an_app_are_named(
 def test_problems_of_a_node_are_told_to_the_server(
     grids: Grids, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A folder that cannot be written, a state of another client, no folder at all, a full disk."""
+    """No folder at all, one that cannot be written, a state of another client."""
     (tmp_path / "file").write_text("")
     grid = grids(join_seconds=0.2, retries=0)
     grid.nodes[11] = FakeNode({"name": "c1"}, registered="c1")
-    with pytest.raises(RunError, match="c1 have not joined"):
+    with pytest.raises(RunError, match=r"c1 have not joined: 'c1': The 'state' in --node-config must be .* Put that"):
         serve(grid, grid.run_config)
     assert any("'state' in --node-config must be the path of a folder" in line for line in caplog.messages)
     grid.nodes[11] = FakeNode({"name": "c1", "state": str(tmp_path / "file")}, registered="c1")
@@ -454,6 +514,17 @@ def test_problems_of_a_node_are_told_to_the_server(
     grid.nodes[11] = FakeNode({"name": "c1", "state": grid.nodes[10].config["state"]}, registered="c1")
     with pytest.raises(RunError, match="holds the state of client 'c0', not of 'c1': give every node"):
         serve(grid, {**grid.run_config, "record": str(tmp_path / "record2")})
+
+
+def test_a_network_that_does_not_fit_is_named(grids: Grids, tmp_path: Path) -> None:
+    grid = grids(join_seconds=0.5)
+    code = (tmp_path / "app" / "app_quped.py").read_text()
+    (tmp_path / "app" / "misfit.py").write_text(
+        code.replace("return SmallNet()", "return __import__('torch').nn.Linear(77, 3)")
+    )
+    grid.run_config["module"] = "misfit"
+    with pytest.raises(RunError, match=r"not joined: 'c0': The global model, on the data of client 'c0', cannot run"):
+        serve(grid, grid.run_config)
 
 
 def test_a_full_disk_is_named_and_the_run_continues_afterwards(

@@ -7,7 +7,7 @@ from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.export import to_bytes
 from quped.flower.node import Node, deployed, score_of
-from quped.flower.store import NODE, PATIENCE, Store, find_run
+from quped.flower.store import NODE, Store, find_run
 from quped.records import read_json
 from quped.simulation.client_round import one_thread
 from quped.simulation.files import packed_model
@@ -33,10 +33,9 @@ def deployed_client(folder: Path, app: Path | None = None) -> DeployedClient:
     run = find_run(folder)
     about = read_json(run / NODE, "client", "app", "module", "node", "seed", "options", sealed=True)
     node = Node.start({"module": about["module"]}, about["node"], app or Path(about["app"]))
-    store = Store(run.parent, run.name)
+    # Without its lock, which a round under way holds to its end: files are replaced as a whole.
+    held = Store(run.parent, run.name).latest()
     with one_thread():
-        with store.locked(PATIENCE):
-            held = store.latest()
         setup = node.setup(about["seed"], about["options"])
         client = setup.clients[0]
         model = deployed(setup, client, held)

@@ -68,6 +68,8 @@ class Courier:
         self._looked = -math.inf
         self._queries: dict[str, int] = {}
         self._failures: dict[int, int] = {}
+        self._problems: dict[int, str] = {}
+        """Why nodes that are there cannot take part yet."""
         self._not_before: dict[int, float] = {}
 
     def join(self, names: Sequence[str], needed: int) -> None:
@@ -82,8 +84,8 @@ class Courier:
                 return
             if waited > limit:
                 raise RunError(
-                    f"After {waited:.0f} s {', '.join(missing)} have not joined: start their nodes, raise "
-                    "`join_seconds`, or set `quorum` to begin with fewer."
+                    f"After {waited:.0f} s {', '.join(missing)} have not joined: {self._told(missing)}start their "
+                    "nodes, raise `join_seconds`, or set `quorum` to begin with fewer."
                 )
             if waited - told > REMIND:
                 told = waited
@@ -112,10 +114,16 @@ class Courier:
             elif reason:
                 self._put_off(node, reason)
 
+    def _told(self, missing: Sequence[str]) -> str:
+        """Return the problems of nodes that are there, which come first."""
+        problems = ((name, self._problems.get(self.members.registered(name) or 0)) for name in missing)
+        told = [f"'{name}': {problem.rstrip('.')}" for name, problem in problems if problem]
+        return f"{'; '.join(told)}. Put that right, " if told else ""
+
     def _put_off(self, node: int, reason: str) -> None:
         count = self._failures[node] = self._failures.get(node, 0) + 1
         wait = self._options.retry_seconds * 2 ** min(count - 1, 5)
-        self._not_before[node] = time.monotonic() + wait
+        self._not_before[node], self._problems[node] = time.monotonic() + wait, reason
         log.warning("Node %d cannot take part yet: %s", node, reason)
 
     def ask(

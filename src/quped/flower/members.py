@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from quped.errors import QupedError
 from quped.flower.wire import DTYPES, Reply
 from quped.typing import Batch
 
@@ -62,7 +62,7 @@ class StandIn:
         for kind, *shape in inputs:
             if kind not in DTYPES or not all(type(size) is int and 0 <= size <= MOST_INPUTS for size in shape):
                 raise ValueError(f"its inputs are {inputs!r:.80}")
-            if torch.Size(shape).numel() > MOST_INPUTS:
+            if math.prod(shape) > MOST_INPUTS:
                 raise ValueError(f"its inputs have the shape {shape!r:.80}")
             zeros.append(torch.zeros(shape, dtype=DTYPES[kind]))
         self._inputs = tuple(zeros)
@@ -103,6 +103,10 @@ class Members:
         """Return the node of a client that has introduced itself, while it is there."""
         return self._nodes.get(name) if name in self.known else None
 
+    def registered(self, name: str) -> int | None:
+        """Return the node whose key is registered with a name, while it is there."""
+        return self._nodes.get(name)
+
     def refresh(self) -> list[int]:
         """Look who is there; return the nodes that have not introduced themselves."""
         there = {node.node_id: node.name for node in self._grid.get_nodes()}
@@ -126,7 +130,7 @@ class Members:
         try:
             member = Member.of(reply)
             fits(member)
-        except (ValueError, TypeError, KeyError, RecursionError, QupedError) as error:
+        except Exception as error:  # whatever the app's network does with inputs of this form
             self._refuse(node, str(error))
             return None
         bound = {number: name for name, number in self._nodes.items()}

@@ -17,7 +17,6 @@ from quped import _tree
 from quped.errors import RunError
 from quped.records import Checkpoints, exclusive, read_json, write_json
 from quped.records.checkpoints import DAMAGE, read
-from quped.records.files import PATIENCE as PATIENCE
 
 NODE = "node.json"
 FIRST = -1

@@ -81,7 +81,7 @@ def leaves_of(flat: Flat, form: str) -> dict[str, Tensor]:
         end = first + math.prod(shape) * DTYPES[kind].itemsize
         if path in leaves or end > len(flat):
             raise ValueError(f"'{path:.80}' is there twice, or goes beyond the end")
-        leaves[path] = torch.from_numpy(flat[first:end].copy()).view(DTYPES[kind]).reshape(shape)
+        leaves[path] = torch.tensor(flat[first:end]).view(DTYPES[kind]).reshape(shape)
         first = end
     if first != len(flat):
         raise ValueError(f"{len(flat) - first} bytes are left over")
@@ -109,7 +109,7 @@ def read_payload(reply: Reply, template: Any) -> dict[str, Tensor]:
         raise BadUpdateError("it does not say which tensors it holds")
     try:
         return leaves_of(reply.flat, form)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise BadUpdateError(f"its tensors cannot be read: {error}") from error
 
 
@@ -125,10 +125,13 @@ def unpack(content: RecordDict) -> Reply:
     values, tensors = content[VALUES], content[TENSORS]
     if not isinstance(values, ConfigRecord) or not isinstance(tensors, ArrayRecord) or set(tensors) != {FLAT}:
         raise ValueError("its records are of another kind")
-    array = tensors[FLAT]
-    if array.dtype != "uint8" or len(array.shape) != 1:
-        raise ValueError(f"its array is {array.dtype!s:.80} of shape {array.shape!s:.80}, not flat bytes")
-    return Reply(dict(values), np.asarray(array.numpy()))
+    try:
+        flat = np.asarray(tensors[FLAT].numpy())
+    except Exception as error:  # NumPy's reader of files raises many kinds
+        raise ValueError(f"its array cannot be read: {error}") from error
+    if flat.dtype != np.uint8 or flat.ndim != 1:  # of the array itself: a sender may say something else of it
+        raise ValueError(f"its array is {flat.dtype!s:.80} of shape {flat.shape!s:.80}, not flat bytes")
+    return Reply(dict(values), flat)
 
 
 def request_content(request: Request) -> RecordDict:

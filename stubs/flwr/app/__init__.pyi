@@ -4,8 +4,7 @@ from typing import Any
 import numpy as np
 
 class Array:
-    dtype: str
-    shape: tuple[int, ...]
+    data: bytes
     def __init__(self, ndarray: np.ndarray[Any, Any]) -> None: ...
     def numpy(self) -> np.ndarray[Any, Any]: ...
 
