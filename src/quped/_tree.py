@@ -64,6 +64,14 @@ def unflatten(template: T, leaves: Mapping[str, Tensor], prefix: str) -> T:
     return map_leaves(lambda _: leaves[next(paths)], template)
 
 
+def arranged(tree: object, template: T) -> T:
+    """Return a tree, which must have the leaves of a template, with dictionaries in the template's order."""
+    leaves, expected = dict(items(tree)), dict(items(template))
+    if leaves.keys() != expected.keys():
+        raise ValueError(f"a tree has other leaves than expected: {', '.join(sorted(leaves.keys() ^ expected.keys()))}")
+    return unflatten(template, leaves, "")
+
+
 def choose(condition: Tensor, yes: Callable[[], T], no: Callable[[], T]) -> T:
     """Return one of two trees; where clients are stacked, each client's own, since no value can be asked for."""
     if not under_vmap():

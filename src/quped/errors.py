@@ -47,10 +47,18 @@ class InterruptedRunError(KeyboardInterrupt):
 
 
 def check(ok: bool, what: str, rule: str, got: object) -> None:
-    """Raise `The WHAT must be RULE, got GOT.` unless `ok`; of a GOT that is long, its beginning."""
+    """Raise `The WHAT must be RULE, got GOT.` unless `ok`."""
     if not ok:
-        told = repr(got)
-        raise InvalidValueError(f"The {what} must be {rule}, got {told if len(told) <= 200 else told[:200] + ' ...'}.")
+        raise InvalidValueError(f"The {what} must be {rule}, got {shown(got)}.")
+
+
+def shown(value: object) -> str:
+    """Return a value as Python writes it; of one that is long, the beginning."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python does not write numbers with thousands of digits
+        return "a value too long to be shown"
+    return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 def number(value: object) -> float:

@@ -162,6 +162,9 @@ MISTAKES = [
     (["algorithm.quantization.eta_2=1"], ["algorithm.quantization.eta_2: is not known"]),
     (["compare[0].algorithm.name=locl"], ["compare[0].algorithm", "Did you mean 'local'"]),
     (["compare[1].training.lr=-1"], ["compare[1].training.lr", "above 0"]),
+    # Python writes no decimal number of so many digits.
+    ([f"training.epochs=0x{'f' * 5000}"], ["training.epochs", "whole number"]),
+    ([f"clients[0].model.name=0x{'f' * 5000}"], ["clients[0].model: must be one of"]),
     # Every mistake at once.
     (
         ["training.epochs=0", "training.lr=-1", "clients[0].bits=3.5", "algorithm.lambda_p=7"],

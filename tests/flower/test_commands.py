@@ -12,6 +12,8 @@ from cryptography import x509
 from helpers.flower_servers import free_port
 from helpers.program import fails, quped
 
+from quped.errors import InvalidValueError
+from quped.flower.app import PROJECT, Project
 from quped.flower.keys import hosts_of, make_keys
 from quped.flower.new import commands, new_app
 from quped.flower.options import FlowerOptions
@@ -55,6 +57,16 @@ def test_the_page_lists_the_options() -> None:
         (one.name, str(one.default) if not isinstance(one.default, str) else f'"{one.default}"', one.metadata["help"])
         for one in fields(FlowerOptions)
     ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff", b"a = " + b"9" * 5000, b"a = " + b"[" * 50_000, b"tool = 1", b"[tool]\nflwr.app = 1\nquped.nodes.a = {}"],
+)
+def test_a_damaged_project_is_told_in_a_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / PROJECT).write_bytes(content)
+    with pytest.raises(InvalidValueError, match=rf"{PROJECT} (cannot be read|is not of a federation): "):
+        Project.read(tmp_path)
 
 
 def test_an_app_is_never_overwritten(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.small_federation import Rounds, assert_same, clients, fit
-from torch import Tensor
+from torch import Tensor, nn
 
-from quped import FedAvg, Local, QupedError
+from quped import Client, FedAvg, Federation, Local, QupedError
 from quped.algorithms import ClientSpec, Empty, Global
 from quped.algorithms._algorithm1 import Learner
 from quped.algorithms.fedavg import Work
@@ -45,6 +45,8 @@ LIES: dict[str, Callable[[Tensor], Tensor]] = {
     "row": lambda w: w[:1],
     "float64": lambda w: w.double(),
     "int64": lambda w: w.long(),
+    "sparse": lambda w: w.to_sparse(),
+    "nowhere": lambda w: w.to("meta"),
 }
 
 
@@ -85,6 +87,50 @@ def test_missing_and_further_tensors_are_named() -> None:
 
     with pytest.raises(QupedError, match=r"client 'c0' in round 4 .* other tensors .*last.bias"):
         fit(Forgetful(), clients(FedAvg()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_payload_that_holds_itself_is_refused(workers: int) -> None:
+    @dataclass(frozen=True)
+    class Endless(FedAvg):
+        def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
+            personal, payload = super().finish(spec, work, batch, clock)
+            params: dict[str, Any] = dict(payload.w.params)
+            if clock.round == 2:
+                params["again"] = params
+            return personal, Global(ModelState(params, payload.w.buffers))
+
+    with pytest.raises(QupedError, match=r"payload of client 'c\d' in round 3 .*nested too deeply"):
+        fit(Endless(), clients(FedAvg()), workers=workers)
+
+
+@pytest.mark.parametrize("since", [0, 1])
+def test_the_order_of_tensors_does_not_matter(since: int) -> None:
+    """Two layers have one shape: in another order, each would get the numbers of the other."""
+
+    @dataclass(frozen=True)
+    class Backwards(FedAvg):
+        def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
+            personal, payload = super().finish(spec, work, batch, clock)
+            names = list(payload.w.params)[:: 1 if clock.round < since else -1]
+            return personal, Global(ModelState({k: payload.w.params[k] for k in names}, payload.w.buffers))
+
+    def network() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(2)))
+
+    samples = torch.randn(20, 4), torch.arange(20) % 4
+    members = [Client(str(i), train=samples, test=None, model=network()) for i in range(2)]
+
+    def learned(algorithm: FedAvg, workers: int) -> dict[str, Tensor]:
+        options: dict[str, Any] = {"epochs": 3, "local_steps": 1, "batch_size": 10, "workers": workers}
+        result = Federation(members, algorithm, network()).fit(**options, progress=False)
+        return result.models["0"].state.params
+
+    expected = learned(FedAvg(), 0)
+    for workers in (0, 2):
+        found = learned(Backwards(), workers)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_personal_states_are_checked_too() -> None:

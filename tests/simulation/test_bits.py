@@ -73,6 +73,12 @@ def test_bytes_in_words() -> None:
     assert parse_bytes(12, "budget") == 12
 
 
+@pytest.mark.parametrize("size", ["8 pages", -1, 1.5, True, "9" * 400, 10**5000], ids=range(6))
+def test_sizes_that_no_file_can_have(size: object) -> None:
+    with pytest.raises(InvalidValueError, match="The budget must be a number of bytes"):
+        parse_bytes(size, "budget")
+
+
 @pytest.mark.parametrize("model", [MLP, Net], ids=["ours", "other"])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_a_file_is_never_above_its_budget(model: Any, per_channel: bool) -> None:

@@ -420,11 +420,18 @@ def read_values(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a file that a person wrote."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValueError(f"The file {path} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise InvalidValueError(f"{path.name} is not valid TOML: {error}.") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the content of a text. A ValueError also tells of numbers with more digits than Python can show."""
+    values = tomllib.loads(text)
+    repr(values)  # decimal ones are refused above, hexadecimal ones are not
+    return values
 
 
 def validate(values: dict[str, Any], name: str) -> Experiment:
@@ -474,7 +481,7 @@ def apply(values: dict[str, Any], change: str) -> None:
             f"--set takes KEY=VALUE, such as training.epochs=5 or clients[0].bits=1, got {change!r}."
         )
     try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
+        value: Any = parse_toml(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         value = text.strip()
     here: Any = values

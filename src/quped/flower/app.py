@@ -120,16 +120,18 @@ class Project:
         """Read the pyproject.toml of an app."""
         path = folder / PROJECT
         try:
-            tool = tomllib.loads(path.read_text())["tool"]
-            nodes, config = tool["quped"]["nodes"], tool["flwr"]["app"].get("config", {})
+            tool = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]
+            nodes, config = tool["quped"]["nodes"], dict(tool["flwr"]["app"].get("config", {}))
         except FileNotFoundError:
             raise InvalidValueError(
                 f"{folder} holds no app: there is no {PROJECT}. Make an app with `quped flower new`."
             ) from None
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise InvalidValueError(f"{path} cannot be read: {error}.") from error
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise InvalidValueError(f"{path} is not of a federation: it lacks {error}.") from error
+        except (TypeError, AttributeError) as error:
+            raise InvalidValueError(f"{path} is not of a federation: it has other tables than an app.") from error
+        except (OSError, ValueError, RecursionError) as error:  # also of numbers with thousands of digits
+            raise InvalidValueError(f"{path} cannot be read: {error}.") from error
         known = isinstance(nodes, dict) and nodes and all(isinstance(node, dict) for node in nodes.values())
         check(bool(known), f"tool.quped.nodes of {path}", "a table with one table for each node", nodes)
-        return cls(folder, dict(config), {name: {**node, "name": name} for name, node in nodes.items()})
+        return cls(folder, config, {name: {**node, "name": name} for name, node in nodes.items()})

@@ -1,5 +1,6 @@
 """Bits for each parameter of a network, so that its file fits into a budget of bytes."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from quped._losses import cross_entropy
 from quped._rng import generator, torch_seeded
 from quped.algorithms._autodiff import gradient
 from quped.data import Samples
-from quped.errors import InvalidValueError, is_whole
+from quped.errors import InvalidValueError, check, is_whole, number
 from quped.export import most_file_bytes
 from quped.models import FunctionalNetwork
 from quped.quant import FULL_PRECISION
@@ -43,11 +44,11 @@ class Plan(NamedTuple):
 
 def parse_bytes(text: object, what: str) -> int:
     """Return a number of bytes: a whole number, or words such as "8 kB". A kB has 1000 bytes."""
-    known = isinstance(text, str) or is_whole(text)
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|b|kb|mb)", str(text).strip().lower()) if known else None
-    if found is None:
-        raise InvalidValueError(f"The {what} must be a number of bytes, such as 8000 or '8 kB', got {text!r}.")
-    return round(float(found[1]) * UNITS[found[2]])
+    size = number(text) if is_whole(text) else math.nan
+    if isinstance(text, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|b|kb|mb)", text.strip().lower())):
+        size = float(found[1]) * UNITS[found[2]]
+    check(0 <= size < math.inf, what, "a number of bytes, such as 8000 or '8 kB'", text)
+    return round(size)
 
 
 def plan_bits(

@@ -52,7 +52,7 @@ def run_client(setup: Setup, client: SimClient, shared: Any, personal: Any, cloc
     Return its personal state, its payload and its mean loss. They depend on the arguments only.
     """
     personal, payload, loss = compute_client(setup, client, shared, personal, clock)
-    check_update(setup, client, clock, personal, payload, loss)
+    personal, payload = check_update(setup, client, clock, personal, payload, loss)
     return personal, bound_update(payload, shared, setup.options.max_update_norm), loss
 
 
@@ -64,23 +64,24 @@ def compute_client(setup: Setup, client: SimClient, shared: Any, personal: Any, 
     return personal, payload, float(loss)
 
 
-def check_update(setup: Setup, client: SimClient, clock: Clock, personal: Any, payload: Any, loss: float) -> None:
+def check_update(
+    setup: Setup, client: SimClient, clock: Clock, personal: Any, payload: Any, loss: float
+) -> tuple[Any, Any]:
     """Raise unless a client's round gave what it must: a finite loss, and states of the expected form.
 
     The one place where a client's round ends, for every engine: what passes is kept, and averaged into everybody's.
+    Return the personal state and the payload with their tensors in the expected order, on which engines rely.
     """
     who = f"client '{client.name}' in round {clock.round + 1}"
     if not math.isfinite(loss):
         raise BadUpdateError(
             f"The training loss of {who} became {loss}: lower the learning rate lr, or check the scale of its inputs."
         )
-    templates = setup.templates
-    for what, state, template in (
-        ("payload", payload, templates.payload[client.spec.group]),
-        ("personal state", personal, templates.personal[client.spec.group]),
-    ):
+    form, own_form = setup.templates.payload[client.spec.group], setup.templates.personal[client.spec.group]
+    for what, state, template in (("payload", payload, form), ("personal state", personal, own_form)):
         if flaw := find_flaw(state, template):
             raise BadUpdateError(f"The {what} of {who} cannot be used: {flaw}.")
+    return _tree.arranged(personal, own_form), _tree.arranged(payload, form)
 
 
 def bound_update(payload: Any, shared: Any, most: float | None) -> Any:
@@ -103,12 +104,16 @@ def find_flaw(state: Any, template: Any) -> str | None:
         leaves, expected = dict(_tree.items(state)), dict(_tree.items(template))
     except TypeError as error:
         return str(error)
+    except RecursionError:
+        return "its dictionaries are nested too deeply"
     if leaves.keys() != expected.keys():
         return f"it has other tensors than expected: {', '.join(sorted(leaves.keys() ^ expected.keys()))}"
     for path, leaf in leaves.items():
         like = expected[path]
         if leaf.shape != like.shape or leaf.dtype != like.dtype:
             return f"'{path}' is {leaf.dtype} of shape {tuple(leaf.shape)}, not {like.dtype} of {tuple(like.shape)}"
+        if leaf.layout is not torch.strided or leaf.is_meta:
+            return f"'{path}' is {leaf.layout} on {leaf.device}, not a usual tensor"
     for path, leaf in leaves.items():
         finite = not leaf.is_floating_point() or not leaf.numel() or float(leaf.abs().amax()) < LARGEST  # NaN is not
         if not finite:

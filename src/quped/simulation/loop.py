@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from quped import _tree
 from quped._evaluate import Evaluation
 from quped._rng import generator
 from quped.simulation.engines.base import Engine
@@ -102,7 +103,7 @@ def simulate(
         chosen = sample_clients(setup.schedule, len(setup.clients), setup.seed, clock.round)
         mean, loss = engine.run_round(shared, clock, chosen)
         pace.add(engine.seconds)
-        shared = setup.algorithm.server_update(shared, mean)
+        shared = _tree.arranged(setup.algorithm.server_update(shared, mean), shared)  # engines rely on the order
         due = setup.schedule.evaluates(clock.round)
         evaluation = evaluate(setup, engine, shared, clock, loss, timer, pace.take()) if due else None
         round_ = Round(clock, setup.schedule.rounds, loss, evaluation, shared, timer())

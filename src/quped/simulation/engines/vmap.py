@@ -78,13 +78,12 @@ class VmapEngine:
             for group in groups.values():
                 for number, outcome in zip(group, self._run_group(shared, clock, group, steps), strict=True):
                     try:
-                        check_update(self._setup, self._setup.clients[number], clock, *outcome)
+                        personal, payload = check_update(self._setup, self._setup.clients[number], clock, *outcome)
                     except BadUpdateError as error:
                         self._setup.handle_bad_update(error)
                     else:
-                        personal, payload, loss = outcome
                         most = self._setup.options.max_update_norm
-                        done[number] = personal, bound_update(payload, shared, most), loss
+                        done[number] = personal, bound_update(payload, shared, most), outcome[2]
         self._inline.restore({number: personal for number, (personal, _, _) in done.items()})
         return average((done[number][1:] for number in chosen if number in done), clock)
 
