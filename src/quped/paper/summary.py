@@ -66,9 +66,9 @@ class Pair(NamedTuple):
 def kilobytes(line: Line, lines: Iterable[Line]) -> float | None:
     """Return the packed size of a client's model, mean over clients; None if no record has it.
 
-    Records may be older than the size: rows with the same bits have the same network.
+    Records may be older than the size: rows with the same bits and codebooks have the same network.
     """
-    alike = [line, *(other for other in lines if other.bits == line.bits)]
+    alike = [line, *(o for o in lines if (o.bits, o.row.per_channel) == (line.bits, line.row.per_channel))]
     sizes = (record.get("bytes_packed") for one in alike for record in one.records)
     size = next((size for size in sizes if size is not None), None)
     return None if size is None else float(size) / 1000
