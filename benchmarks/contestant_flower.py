@@ -11,7 +11,7 @@ from flwr.simulation import run_simulation
 from torch import nn
 from turns import LOAD, LR, PROCESSES, WEIGHT_DECAY, take_turns
 
-from quped._bench import plain_cnn1
+from quped._bench_networks import NETWORKS
 from quped.data import TensorSamples
 
 MANY = 1_000_000
@@ -24,7 +24,7 @@ client, server = ClientApp(), ServerApp()
 def prepared() -> tuple[nn.Module, list[TensorSamples]]:
     """Return the network and everyone's data: made once in each process."""
     torch.set_num_threads(1)
-    return plain_cnn1(), LOAD.data()
+    return NETWORKS[LOAD.network](), LOAD.data()
 
 
 @client.train()
@@ -57,7 +57,7 @@ def serve(grid: Grid, context: Context) -> None:
             raise OverError
 
     strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=LOAD.clients)
-    strategy.start(grid, ArrayRecord(plain_cnn1().state_dict()), num_rounds=MANY, evaluate_fn=evaluate)
+    strategy.start(grid, ArrayRecord(prepared()[0].state_dict()), num_rounds=MANY, evaluate_fn=evaluate)
 
 
 def main() -> None:

@@ -16,19 +16,19 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, distributed, nn
 from turns import LOAD, LR, WEIGHT_DECAY, take_turns
 
-from quped._bench import plain_cnn1
+from quped._bench_networks import NETWORKS
 
 NEVER = 1_000_000
 """Rounds: more than there are turns."""
 
 
 class Network(nn.Module):
-    """CNN1 with what pfl-research asks of a network."""
+    """A network with what pfl-research asks of one."""
 
     def __init__(self) -> None:
         """Build the layers."""
         super().__init__()
-        self.layers = plain_cnn1()
+        self.layers = NETWORKS[LOAD.network]()
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return what is minimised."""

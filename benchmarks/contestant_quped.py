@@ -4,13 +4,15 @@ from contextlib import closing
 
 from turns import LOAD, PROCESSES, take_turns
 
-from quped._bench import engine, play
+from quped._bench import run_round
 from quped.algorithms import FedAvg
+from quped.simulation.engines import EngineChoice
 
 
 def main() -> None:
     """Play rounds."""
     next_round = take_turns()
-    with closing(engine(FedAvg(), 32, LOAD, LOAD.data(), PROCESSES)) as ours:
+    setup = LOAD.setup(FedAvg(), 32, LOAD.data())
+    with closing(EngineChoice("processes", PROCESSES).open(setup)) as ours:
         while next_round():
-            play(ours, FedAvg(), LOAD)
+            run_round(ours, setup)

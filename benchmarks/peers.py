@@ -19,7 +19,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from turns import LOAD, PROCESSES
+from turns import LOAD, NETWORK, PROCESSES
+
+from quped._bench_networks import NETWORKS
 
 OURS = "quped"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}")
@@ -52,10 +54,10 @@ class OutError(Exception):
 class Contestant:
     """A program that plays rounds when told."""
 
-    def __init__(self, name: str, said: IO[str]) -> None:
+    def __init__(self, name: str, network: str, said: IO[str]) -> None:
         """Start it and wait until it is ready; what it says goes to a file."""
         arguments, variables = CONTESTANTS[name]
-        environment = os.environ | FOR_ALL | variables
+        environment = os.environ | FOR_ALL | variables | {NETWORK: network}
         self._said = said
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
@@ -108,7 +110,7 @@ class Contestant:
         return error[0] if error else said.strip().rpartition("\n")[2] or "it ended without a word"
 
 
-def measure(names: Sequence[str], turns: int) -> dict[str, Any]:
+def measure(names: Sequence[str], network: str, turns: int) -> dict[str, Any]:
     """Return rates in client-iterations per second, medians over turns, and how many times each peer's ours is."""
     times: dict[str, list[float]] = {name: [] for name in names}
     out: dict[str, str] = {}
@@ -116,7 +118,7 @@ def measure(names: Sequence[str], turns: int) -> dict[str, Any]:
         playing: dict[str, Contestant] = {}
         for name in names:
             try:
-                playing[name] = Contestant(name, stack.enter_context(tempfile.TemporaryFile("w+")))
+                playing[name] = Contestant(name, network, stack.enter_context(tempfile.TemporaryFile("w+")))
                 stack.callback(playing[name].close)
             except OutError as error:
                 out[name] = str(error)
@@ -132,6 +134,7 @@ def measure(names: Sequence[str], turns: int) -> dict[str, Any]:
         load = os.getloadavg()[0]
     rates = {name: LOAD.iterations / statistics.median(taken) for name, taken in times.items() if name not in out}
     return {
+        "network": network,
         "rates": {name: round(rate, 1) for name, rate in rates.items()},
         "times_peer": {name: round(rates[OURS] / rate, 3) for name, rate in rates.items() if OURS in rates},
         "left_out": out,
@@ -145,15 +148,23 @@ def measure(names: Sequence[str], turns: int) -> dict[str, Any]:
 def main() -> None:
     """Read the options, measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=NETWORKS, help="one of them; by default all, one after the other")
     parser.add_argument("--turns", type=int, default=7, help="turns of each contestant; the median counts")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON, a line for each network")
     options = parser.parse_args()
-    numbers = measure(list(CONTESTANTS), options.turns)
-    if options.json:
-        print(json.dumps(numbers, indent=2))
-        return
+    for network in NETWORKS if options.network is None else [options.network]:
+        numbers = measure(list(CONTESTANTS), network, options.turns)
+        if options.json:
+            print(json.dumps(numbers), flush=True)
+        else:
+            show(numbers)
+
+
+def show(numbers: dict[str, Any]) -> None:
+    """Print what was measured."""
     print(
-        f"FedAvg, CNN1, {LOAD.clients} clients, {LOAD.steps} steps, batches of {LOAD.batch_size}; {PROCESSES} processes"
+        f"FedAvg, {numbers['network']}, {LOAD.clients} clients, {LOAD.steps} steps, batches of {LOAD.batch_size}; "
+        f"{PROCESSES} processes"
     )
     print(f"{'':28}{'client-iterations/s':>20}{'quped is':>12}")
     for name, rate in numbers["rates"].items():

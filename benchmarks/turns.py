@@ -9,7 +9,10 @@ from quped._bench import Load
 PROCESSES = 2
 """Of each contestant, one thread each."""
 
-LOAD = Load(samples=250)
+NETWORK = "QUPED_BENCH_NETWORK"
+"""The environment variable that tells a contestant its network."""
+
+LOAD = Load(network=os.environ.get(NETWORK, "cnn1"), samples=250)
 """A round of the paper's CIFAR-10 experiment. A client has samples for 10 batches: peers count in passes over them."""
 
 LR = 0.1
