@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from quped.errors import InvalidValueError, RunError, check
+from quped.errors import InvalidValueError, RunError, check, check_number
 from quped.optim._guards import Closure, Gradients, Guard, learning_rates
 from quped.optim._network import SelectedNetwork, clones, write
 from quped.optim._state import check_state, plain
 from quped.optim.selection import GroupSpec, Selection, groups_of
-from quped.quant import Assignment, Codebook, assign, descend_centers, place
+from quped.quant import Assignment, Codebook, assign, center_rate, descend_centers, place
 from quped.quant.quantizer import grouped
 from quped.typing import Params
 
@@ -66,6 +66,7 @@ class QuantizedOptimizer(ABC):
         bits: int | None,
         eta2: float = 0.0,
         center_grad_clip: float = CENTER_GRAD_CLIP,
+        center_lr_ratio: float | None = None,
     ) -> None:
         """Wrap `base`. `init` takes a tensor and the number of its centers, and returns the centers.
 
@@ -76,8 +77,10 @@ class QuantizedOptimizer(ABC):
         alone = closure is None or closure.default is not inspect.Parameter.empty
         check(alone, "base optimizer", "one whose step needs no closure, unlike LBFGS", type(base).__name__)
         check(center_grad_clip > 0, "center_grad_clip", "above 0", center_grad_clip)
+        if center_lr_ratio is not None:
+            check_number("center_lr_ratio", center_lr_ratio, 0)
         self.base = base
-        self.center_grad_clip = center_grad_clip
+        self.center_grad_clip, self.center_lr_ratio = center_grad_clip, center_lr_ratio
         self.model, self.groups = groups_of(params, bits, eta2)
         self._network = SelectedNetwork(self.model, [name for group in self.groups for name in group["names"]])
         self._guard = Guard(base, self._network)
@@ -224,11 +227,11 @@ class QuantizedOptimizer(ABC):
         loss, gradients = self._gradients(closure)
         # A parameter without a gradient is left alone by optimizers: no momentum, no weight decay.
         self._base_step(gradients | dict.fromkeys(self.x.values()))
-        eta2 = self._eta2()
+        rates = self._center_rates()
         for name, x in self._network.trained().items() if self.centers_learn else ():
             c, assigned = self.centers[name], self.assigned[name]
             h = pull_back(partial(place, assigned=assigned, shape=x.shape), c, gradients[x])
-            moved = descend_centers(c, h, eta2[name], self.center_grad_clip)
+            moved = descend_centers(c, h, *rates[name])
             self.centers[name], self.assigned[name] = in_order(moved, assigned)
         write(self.x, self._values(self.codebooks()))
         return loss
@@ -250,9 +253,13 @@ class QuantizedOptimizer(ABC):
         """Return the present learning rate of every parameter that the base optimizer trains."""
         return learning_rates(self.base)
 
-    def _eta2(self) -> dict[str, float]:
-        """Return the learning rate of the centers of every selected parameter."""
-        return {name: group["eta2"] for group in self.groups for name in group["names"]}
+    def _center_rates(self) -> dict[str, tuple[float, float]]:
+        """Return eta_2 of the centers of every trained parameter, and the size to which entries of h are cut."""
+        eta2 = {name: group["eta2"] for group in self.groups for name in group["names"]}
+        ratio, rates, trained = self.center_lr_ratio, self._rates(), self._network.trained()
+        if ratio is None:
+            return {name: (eta2[name], self.center_grad_clip) for name in trained}
+        return {k: (center_rate(ratio, rates[x], x, self.centers[k]), math.inf) for k, x in trained.items()}
 
     def _initial_centers(self) -> Params:
         """Return centers for the present x."""

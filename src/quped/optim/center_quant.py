@@ -46,6 +46,7 @@ class CenterQuant(QuantizedOptimizer):
         lam: Schedule,
         eta2: float = 1e-4,
         center_grad_clip: float = CENTER_GRAD_CLIP,
+        center_lr_ratio: float | None = None,
         assignment: Assignment = "nearest",
         sharpness: float = math.inf,
         average_gradients: bool = False,
@@ -60,6 +61,8 @@ class CenterQuant(QuantizedOptimizer):
         lam: lambda(t), such as LinearSchedule(1e-4); t is `epoch`.
         eta2: eta_2, the learning rate of the centers.
         center_grad_clip: how large an entry of h may be; larger ones are cut.
+        center_lr_ratio: kappa. If given, eta_2 = kappa eta_1 / sqrt(n) for centers that n weights share, and h is not
+            cut, as for the step size of LSQ (Esser et al., 2020). The paper has no such rule.
         assignment: to which center a weight belongs: the "nearest", or, if there are two, the one of its "sign".
         sharpness: P of the soft quantizer.
         average_gradients: a variation that is not in the paper. g is the mean of the gradient at x and the gradient at
@@ -80,6 +83,7 @@ class CenterQuant(QuantizedOptimizer):
             bits=bits,
             eta2=eta2,
             center_grad_clip=center_grad_clip,
+            center_lr_ratio=center_lr_ratio,
         )
 
     def _learn(self, closure: Closure) -> Tensor:
@@ -92,14 +96,16 @@ class CenterQuant(QuantizedOptimizer):
         elif self.sharpness < math.inf:
             self._add_soft_gradients(closure, gradients)
         self._base_step(gradients)
-        c, rates, eta2, trained = self.centers, self._rates(), self._eta2(), self._network.trained()
+        c, rates, trained = self.centers, self._rates(), self._network.trained()
         # A proximal step leaves every weight with its center: the assignment serves for both.
         assigned = self._assign(c)
         write(self.x, {k: prox_weights(x.detach(), c[k], lam * rates[x], assigned[k]) for k, x in trained.items()})
         if not self.average_gradients:
             h, _ = self._center_gradients(closure, assigned, list(trained.values()))
-        move = partial(step_centers, lam=lam, clip=self.center_grad_clip)
-        self.centers = c | {k: move(c[k], h[k], x.detach(), assigned[k], eta2=eta2[k]) for k, x in trained.items()}
+        self.centers = c | {
+            k: step_centers(c[k], h[k], trained[k].detach(), assigned[k], lam=lam, eta2=eta2, clip=clip)
+            for k, (eta2, clip) in self._center_rates().items()
+        }
         return loss
 
     def _average_gradients(self, closure: Closure, gradients: Gradients) -> Params:
