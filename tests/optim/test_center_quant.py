@@ -397,7 +397,7 @@ def test_groups_have_bits_and_center_rates_of_their_own() -> None:
     opt.harden(model)
     assert torch.equal(opt.centers["3.weight"], before["3.weight"])
     assert not torch.equal(opt.centers["6.weight"], before["6.weight"])
-    assert [group["bits"] for group in opt.groups] == [1, 3]
+    assert [group["levels"] for group in opt.groups] == [2, 8]
     assert distinct(opt.x["3.weight"]) == 2
     assert 2 < distinct(opt.x["6.weight"]) <= 8
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,13 @@ def at(lam: Schedule, t: float) -> float:
     return value
 
 
+def check_assignment(assignment: Assignment) -> None:
+    """Raise an error for an assignment that there is not."""
+    check(assignment in get_args(Assignment), "assignment", "'sign' or 'nearest'", assignment)
+
+
 class QuantizedOptimizer(ABC):
-    """An optimizer around another one, after which the selected parameters have 2^bits values each.
+    """An optimizer around another one, after which the selected parameters have m = 2^bits values each.
 
     At first `step` trains x, which the network holds between the steps. `harden` replaces x by Q_c(x). Then `step`
     fine-tunes: every weight keeps its center, centers that learn continue with eta_2, and all other parameters continue
@@ -52,7 +57,10 @@ class QuantizedOptimizer(ABC):
     """
 
     centers_learn: ClassVar[bool] = False
-    """Whether centers have gradients: then the network runs at x and at Q_c(x), and each has buffers of its own."""
+    """Whether centers have gradients, and move."""
+
+    runs_both: ClassVar[bool] = False
+    """Whether a step runs the network at x and at Q_c(x): then each has buffers of its own."""
 
     assignment: Assignment = "nearest"
     """How weights are assigned to centers."""
@@ -64,6 +72,7 @@ class QuantizedOptimizer(ABC):
         init: Callable[[Tensor, int], Tensor],
         *,
         bits: int | None,
+        levels: int | None = None,
         eta2: float = 0.0,
         center_grad_clip: float = CENTER_GRAD_CLIP,
         center_lr_ratio: float | None = None,
@@ -81,7 +90,7 @@ class QuantizedOptimizer(ABC):
             check_number("center_lr_ratio", center_lr_ratio, 0)
         self.base = base
         self.center_grad_clip, self.center_lr_ratio = center_grad_clip, center_lr_ratio
-        self.model, self.groups = groups_of(params, bits, eta2)
+        self.model, self.groups = groups_of(params, bits, levels, eta2)
         self._network = SelectedNetwork(self.model, [name for group in self.groups for name in group["names"]])
         self._guard = Guard(base, self._network)
         self.epoch = 1.0
@@ -98,7 +107,7 @@ class QuantizedOptimizer(ABC):
         """c: for each selected parameter its centers, `[1, m]` or `[channels, m]`, sorted."""
         self.assigned: Params = {}
         """After `harden`, which center each weight has."""
-        self.q_buffers: Params = clones(self._network.buffers()) if self.centers_learn else {}
+        self.q_buffers: Params = clones(self._network.buffers()) if self.runs_both else {}
         """Until `harden`, the buffers of Q_c(x) if the network runs it. The network itself has the buffers of x."""
 
     @property
@@ -209,12 +218,12 @@ class QuantizedOptimizer(ABC):
             "method": type(self).__name__,
             "optimizer": type(self.base).__name__,
             "shapes": [[list(p.shape) for p in group["params"]] for group in self.base.param_groups],
-            "quantized": [{"names": list(group["names"]), "bits": group["bits"]} for group in self.groups],
+            "quantized": [{"names": list(group["names"]), "levels": group["levels"]} for group in self.groups],
         }
 
     def _shapes(self, *, hard: bool) -> dict[str, dict[str, tuple[int, ...]]]:
         """Return the shapes of the tensors of a state."""
-        apart = self.centers_learn and not hard
+        apart = self.runs_both and not hard
         tensors = {
             "centers": self.centers,
             "assigned": {name: grouped(self.x[name], c) for name, c in self.centers.items()} if hard else {},
@@ -267,7 +276,7 @@ class QuantizedOptimizer(ABC):
         for group in self.groups:
             for name in group["names"]:
                 try:
-                    centers[name] = self._init(self.x[name].detach(), 2 ** group["bits"])
+                    centers[name] = self._init(self.x[name].detach(), group["levels"])
                 except InvalidValueError as error:
                     raise InvalidValueError(f"'{name}': {error}") from None
         return centers
