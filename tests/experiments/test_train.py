@@ -42,6 +42,32 @@ def test_every_method_learns(method: str, tmp_path: Path) -> None:
     assert len(values) == 2 if method != "float" else len(values) > 1000
 
 
+def test_ternary_weights_are_stored_with_two_bits(tmp_path: Path) -> None:
+    """Three values, one of them between the others; the file holds their numbers in 2 bits each."""
+    train(replace(SMALL, method="straight-centers", levels=3), RunRecord.create(tmp_path))
+    packed = read(tmp_path / "models" / "model.quped").packed["layers.2.weight"]
+    assert packed.centers.shape == (1, 3)
+    assert packed.bits == 2
+    assert set(packed.indices.flatten().tolist()) == {0, 1, 2}
+
+
+def test_an_annealed_learning_rate_falls_to_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a cosine over all steps; in bfloat16 the network learns, too."""
+    seen: list[float] = []
+    step = QuantizedOptimizer.step
+
+    def watched(optimizer: QuantizedOptimizer, closure: Closure) -> Tensor:
+        seen.append(optimizer.param_groups[0]["lr"])
+        return step(optimizer, closure)
+
+    monkeypatch.setattr(QuantizedOptimizer, "step", watched)
+    recipe = replace(SMALL, method="straight-centers", anneal=True, bfloat16=True, batch_size=361, lr=0.01)
+    result = train(recipe, RunRecord.create(tmp_path))
+    expected = 0.01 * (1 + np.cos(np.pi * np.arange(16) / 16)) / 2
+    np.testing.assert_allclose(seen, expected, rtol=1e-12)
+    assert result["accuracy"] > 0.4
+
+
 def test_interrupted_and_resumed_is_never_interrupted(tmp_path: Path) -> None:
     """Bit for bit: weights, curve but for the times."""
 
@@ -200,6 +226,7 @@ def test_the_commands_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert f"Size: {Path('float/models/model.quped').stat().st_size / 1000:.1f} kB\n" in said
     weights = Path("float/models/model.quped")
     given = ["--epochs", "2", "--schedule-epochs", "50", "--finetune-epochs", "1", "--validation", "--seed", "3"]
+    given += ["--anneal", "--bfloat16", "--levels", "3", "--center-lr-ratio", "2"]
     more = ["--lr", "0.002", "--lam", "0.001", "--eta2", "1e-5", "--warm-start", str(weights), "--threads", "1"]
     before = torch.get_num_threads()
     try:
@@ -218,6 +245,10 @@ def test_the_commands_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         lr=0.002,
         lam=0.001,
         eta2=1e-5,
+        levels=3,
+        anneal=True,
+        bfloat16=True,
+        center_lr_ratio=2.0,
         validation=True,
         warm_start=str(weights.resolve()),
     )

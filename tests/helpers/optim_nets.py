@@ -16,6 +16,7 @@ from quped.optim import (
     ProxQuant,
     QuantizedOptimizer,
     Selection,
+    StraightCenters,
     StraightThrough,
     geometric,
 )
@@ -36,6 +37,8 @@ METHODS: dict[str, Callable[[torch.optim.Optimizer, Selection], QuantizedOptimiz
     "ProxQuant": lambda base, chosen: ProxQuant(base, chosen, lam=LinearSchedule(0.1)),
     "BinaryRelax": lambda base, chosen: BinaryRelax(base, chosen, bits=1, lam=geometric(1.0, 1.02)),
     "StraightThrough": lambda base, chosen: StraightThrough(base, chosen, bits=2),
+    "StraightThrough-ternary": lambda base, chosen: StraightThrough(base, chosen, levels=3),
+    "StraightCenters": lambda base, chosen: StraightCenters(base, chosen, levels=3),
     "KMeans": lambda base, chosen: KMeans(base, chosen, bits=2, per_channel=True),
 }
 

@@ -118,6 +118,28 @@ def test_a_step_of_fine_tuning(center_grad_clip: float) -> None:
     np.testing.assert_allclose(model.bias.detach().numpy(), BIAS - LR * by_b, rtol=1e-12)
 
 
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("hard", [False, True])
+def test_center_steps_scaled_by_the_size_of_the_layer(per_channel: bool, hard: bool) -> None:
+    """eta_2 = kappa eta_1 / sqrt(n), with the 12 weights of the layer or the 4 of a channel; h is not cut."""
+    model, kappa = classifier(), 0.7
+    options = {"center_lr_ratio": kappa, "center_grad_clip": CENTER_GRAD_CLIP, "per_channel": per_channel}
+    opt = optimizer(model, 1, average_gradients=True, **options)
+    opt.lam = LinearSchedule(0.0)
+    if hard:
+        opt.harden(model)
+    opt.step(loss_of(model))
+    rows = WEIGHT if per_channel else WEIGHT.reshape(1, -1)
+    c = np.stack([start(row, 2) for row in rows])
+    a = np.stack([closest(row, own) for row, own in zip(rows, c, strict=True)])
+    q = np.take_along_axis(c, a, 1).reshape(WEIGHT.shape)
+    by_q = gradients(q, BIAS)[0].reshape(rows.shape)
+    h = np.stack([(by_q * (a == j)).sum(1) for j in range(2)], 1)
+    assert (np.abs(h) > CENTER_GRAD_CLIP).any()
+    expected = c - kappa * LR / np.sqrt(rows.shape[1]) * h
+    np.testing.assert_allclose(opt.centers["weight"].numpy(), expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("bits", [1, 2])
 def test_a_step_with_averaged_gradients(bits: int) -> None:
     """The mean of the gradients at x and at Q(x), for all parameters; h is of the old x, the pull of the new."""
@@ -179,6 +201,7 @@ VARIANTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "1 bit": (1, {"assignment": "nearest"}, {}),
     "1 bit by sign": (1, {"assignment": "sign"}, {}),
     "2 bits": (2, {"assignment": "nearest"}, {}),
+    "2 bits, scaled by size": (2, {"assignment": "nearest", "center_lr_ratio": 0.3}, {}),
     "2 bits with momentum": (2, {"assignment": "nearest"}, {"momentum": 0.9}),
     "soft": (2, {"assignment": "nearest", "sharpness": 3.0}, {"momentum": 0.9}),
     "soft by sign": (1, {"assignment": "sign", "sharpness": 3.0}, {}),
@@ -374,7 +397,7 @@ def test_groups_have_bits_and_center_rates_of_their_own() -> None:
     opt.harden(model)
     assert torch.equal(opt.centers["3.weight"], before["3.weight"])
     assert not torch.equal(opt.centers["6.weight"], before["6.weight"])
-    assert [group["bits"] for group in opt.groups] == [1, 3]
+    assert [group["levels"] for group in opt.groups] == [2, 8]
     assert distinct(opt.x["3.weight"]) == 2
     assert 2 < distinct(opt.x["6.weight"]) <= 8
 

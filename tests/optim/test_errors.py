@@ -167,6 +167,21 @@ def test_bits_are_from_1_to_8(bits: Any) -> None:
         StraightThrough(base, [{"params": quantizable(model, ["6.weight"]), "bits": bits}], bits=2)
 
 
+@pytest.mark.parametrize("levels", [1, 257, 2.5, True])
+def test_levels_take_the_place_of_bits(levels: Any) -> None:
+    """2 to 256, for all or for one group, and not beside bits."""
+    model = bn_net()
+    base, one = torch.optim.SGD(model.parameters(), lr=0.1), quantizable(model, ["6.weight"])
+    with pytest.raises(InvalidValueError, match=r"levels of '3\.weight' must be a whole number from 2 to 256, got"):
+        StraightThrough(base, quantizable(model), levels=levels)
+    with pytest.raises(InvalidValueError, match=r"levels of '6\.weight'"):
+        StraightThrough(base, [{"params": one, "levels": levels}], bits=2)
+    with pytest.raises(InvalidValueError, match=r"bits of '6\.weight' must be left out where levels are given, got 2"):
+        StraightThrough(base, one, bits=2, levels=3)
+    groups = StraightThrough(base, [{"params": one, "levels": 3}], bits=2).groups
+    assert [group["levels"] for group in groups] == [3]
+
+
 @pytest.mark.parametrize("bits", [1, 8])
 def test_the_narrowest_and_the_widest_codebook_train(bits: int) -> None:
     """The limits of the range are in it."""

@@ -7,6 +7,8 @@ import pytest
 import torch
 from helpers.optim_nets import (
     BIAS,
+    INPUTS,
+    LABELS,
     METHODS,
     WEIGHT,
     Array,
@@ -23,7 +25,8 @@ from helpers.optim_nets import (
 
 from quped import LinearSchedule
 from quped.errors import InvalidValueError
-from quped.optim import BinaryRelax, KMeans, ProxQuant, StraightThrough, geometric, quantizable
+from quped.optim import BinaryRelax, KMeans, ProxQuant, StraightCenters, StraightThrough, geometric, quantizable
+from quped.optim._levels import fit
 from quped.simulation.client_round import one_thread
 
 LR = 0.3
@@ -78,12 +81,12 @@ def test_binaryrelax_schedule_grows_and_ends_in_the_second_phase() -> None:
     assert [lam(t) for t in (0, 1, 2, 3, 4)] == [2.0, 3.0, 4.5, math.inf, math.inf]
 
 
-@pytest.mark.parametrize("bits", [1, 2])
-def test_straight_through_step(bits: int) -> None:
+@pytest.mark.parametrize("m", [2, 3, 4])
+def test_straight_through_step(m: int) -> None:
     """The gradient at the levels of the best scale, applied to x."""
     model = classifier()
-    opt = StraightThrough(torch.optim.SGD(model.parameters(), lr=LR), quantizable(model, ["weight"]), bits=bits)
-    levels = least_squares(WEIGHT, 2**bits)
+    opt = StraightThrough(torch.optim.SGD(model.parameters(), lr=LR), quantizable(model, ["weight"]), levels=m)
+    levels = least_squares(WEIGHT, m)
     np.testing.assert_allclose(opt.centers["weight"][0].numpy(), levels, rtol=1e-4)
     levels = opt.centers["weight"][0].numpy()
     opt.step(loss_of(model))
@@ -91,9 +94,40 @@ def test_straight_through_step(bits: int) -> None:
     x = WEIGHT - LR * by_q
     np.testing.assert_allclose(model.weight.detach().numpy(), x, rtol=1e-12)
     np.testing.assert_allclose(model.bias.detach().numpy(), BIAS - LR * by_b, rtol=1e-12)
-    grid = np.linspace(-1, 1, 2**bits)
+    grid = np.linspace(-1, 1, m)
     q = grid[closest(x, levels)]
     np.testing.assert_allclose(opt.centers["weight"][0].numpy(), (x * q).sum() / (q * q).sum() * grid, rtol=1e-12)
+
+
+def test_ternary_weights_that_are_all_small_keep_their_scale() -> None:
+    """At the step 0 no scale fits better than another."""
+    levels = torch.tensor([[-1.0, 0.0, 1.0]])
+    assert torch.equal(fit(torch.tensor([0.1, -0.2]), levels), levels)
+
+
+@pytest.mark.parametrize("m", [2, 3, 4])
+def test_straight_centers_step(m: int) -> None:
+    """The gradient at Q(x) steps x and the bias; centers step by its sums over their weights, scaled by sqrt(12)."""
+    model, kappa = classifier(), 0.8
+    opt = StraightCenters(
+        torch.optim.SGD(model.parameters(), lr=LR),
+        quantizable(model, ["weight"]),
+        levels=m,
+        center_lr_ratio=kappa,
+        assignment="nearest",
+    )
+    c = opt.centers["weight"][0].numpy()
+    a = closest(WEIGHT, c)
+    np.testing.assert_allclose(c, [WEIGHT[a == j].mean() for j in range(m)], rtol=1e-12)
+    loss = opt.step(loss_of(model))
+    by_q, by_b = gradients(c[a], BIAS)
+    np.testing.assert_allclose(model.weight.detach().numpy(), WEIGHT - LR * by_q, rtol=1e-12)
+    np.testing.assert_allclose(model.bias.detach().numpy(), BIAS - LR * by_b, rtol=1e-12)
+    h = np.array([by_q[a == j].sum() for j in range(m)])
+    np.testing.assert_allclose(opt.centers["weight"][0].numpy(), c - kappa * LR / np.sqrt(12) * h, rtol=1e-12)
+    logits = INPUTS @ c[a].T + BIAS
+    expected = (np.log(np.exp(logits).sum(1)) - logits[np.arange(6), LABELS]).mean()
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
 
 
 def test_kmeans_trains_as_the_base_optimizer_alone() -> None:
@@ -148,6 +182,6 @@ def test_hard_weights_have_few_values_and_everything_else_learns(method: str, dt
     for group in opt.groups:
         for name in group["names"]:
             rows = opt.x[name].detach().reshape(len(opt.centers[name]), -1)
-            assert all(distinct(row) <= 2 ** group["bits"] for row in rows)
+            assert all(distinct(row) <= group["levels"] for row in rows)
             assert torch.equal(opt.assigned[name], assigned[name])
     assert not torch.equal(model.get_buffer("1.running_mean"), before["1.running_mean"])

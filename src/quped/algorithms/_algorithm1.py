@@ -26,6 +26,7 @@ from quped.quant import (
     Codebook,
     assign,
     by_centers,
+    center_rate,
     descend_centers,
     initial_centers,
     place,
@@ -249,8 +250,7 @@ def center_rates(problem: Problem, x: Tensor, c: Tensor) -> tuple[float, float]:
     hyper = problem.hyper
     if hyper.center_lr_ratio is None:
         return hyper.eta2, hyper.center_grad_clip
-    weights = x.numel() / c.shape[0]
-    return hyper.center_lr_ratio * problem.clock.lr / math.sqrt(weights), math.inf
+    return center_rate(hyper.center_lr_ratio, problem.clock.lr, x, c), math.inf
 
 
 def step_through(problem: Problem, learner: Learner) -> tuple[Learner, Tensor]:

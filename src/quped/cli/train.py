@@ -51,12 +51,16 @@ def train_command(
     data: Annotated[str, option("data")] = DEFAULTS.data,
     method: Annotated[str, option("method")] = DEFAULTS.method,
     bits: Annotated[int, option("bits")] = DEFAULTS.bits,
+    levels: Annotated[int | None, option("levels", min=2, max=256, show_default="2 to the power of --bits")] = None,
     epochs: Annotated[int, option("epochs", min=0)] = DEFAULTS.epochs,
     finetune_epochs: Annotated[int | None, option("finetune_epochs", min=0, show_default="a fifth")] = None,
     batch_size: Annotated[int, option("batch_size", min=1)] = DEFAULTS.batch_size,
     lr: Annotated[float, option("lr")] = DEFAULTS.lr,
+    anneal: Annotated[bool, option("anneal", "--anneal")] = False,
+    bfloat16: Annotated[bool, option("bfloat16", "--bfloat16")] = False,
     lam: Annotated[float, option("lam")] = DEFAULTS.lam,
     eta2: Annotated[float, option("eta2")] = DEFAULTS.eta2,
+    center_lr_ratio: Annotated[float, option("center_lr_ratio")] = DEFAULTS.center_lr_ratio,
     schedule_epochs: Annotated[int | None, option("schedule_epochs", min=1, show_default="--epochs")] = None,
     warm_start: Annotated[Path | None, option("warm_start", dir_okay=False, show_default="none")] = None,
     validation: Annotated[bool, option("validation", "--validation")] = False,
@@ -162,7 +166,8 @@ def epoch_bar(console: Console, recipe: Recipe, done: int) -> Iterator[Progress]
 
 def report(recipe: Recipe, result: dict[str, Any], record: RunRecord, console: Console) -> None:
     """Print how accurate and how large the network is, and draw its weights."""
-    label = f"{recipe.bits}-bit {recipe.model}" if recipe.quantizes else recipe.model
+    width = f"{recipe.bits}-bit" if recipe.levels is None else f"{recipe.levels}-level"
+    label = f"{width} {recipe.model}" if recipe.quantizes else recipe.model
     where = "validation" if recipe.validation else "test"
     length = "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs} epochs"
     console.print(f"{label} after {length}: {where} accuracy {result['accuracy']:.2%}")

@@ -30,12 +30,14 @@ from quped.optim import (
     KMeans,
     ProxQuant,
     QuantizedOptimizer,
+    StraightCenters,
     StraightThrough,
     geometric,
     quantizable,
 )
 from quped.optim.base import CENTER_GRAD_CLIP
-from quped.quant import MAX_BITS, LinearSchedule
+from quped.optim.selection import levels_of
+from quped.quant import LinearSchedule
 from quped.quant.histogram import histogram
 from quped.records import RunRecord, versions
 from quped.records.nested import put_tensors, take_tensors
@@ -44,9 +46,11 @@ from quped.typing import Batch, ModelState
 METHODS = {
     "centers": "Algorithm 1: weights and centers learn together",
     "centers-ste": "the same, with the mean of the gradients at the weights and at the quantized weights",
+    "centers-authors": "Algorithm 1 from centers -1 to 1, at 1 bit assigned by sign, as in the authors' code",
     "proxquant": "ProxQuant: fixed centers -1 and 1, 1 bit",
     "binaryrelax": "BinaryRelax: weights between float and projection",
     "straight-through": "straight-through estimator: BinaryConnect with a scale",
+    "straight-centers": "straight-through estimator with learned centers",
     "kmeans": "no quantization while training, k-means after it",
     "float": "full precision, for comparison",
 }
@@ -69,14 +73,20 @@ class Recipe:
     data: str = _option("digits", "A data set: see `quped data list`.")
     method: str = _option("centers", "; ".join(f"*{name}*: {text}" for name, text in METHODS.items()) + ".")
     bits: int = _option(2, "Bits per quantized weight, 1 to 8.")
+    levels: int | None = _option(None, "Values of a quantized weight, in place of bits: 3 are ternary weights.")
     epochs: int = _option(60, "Passes through the training samples. 0 evaluates the network as it is.")
     finetune_epochs: int = _option(12, "Of these, the last ones, after the weights were put on their centers.")
     batch_size: int = _option(128, "Samples in a step.")
     lr: float = _option(3e-3, "Learning rate of Adam.")
-    lam: float = _option(3e-3, "centers, centers-ste, proxquant: lambda(t) is this times t, in epochs from 1.")
+    anneal: bool = _option(False, "Let the learning rate fall to 0 over the epochs, by half a cosine.")
+    bfloat16: bool = _option(False, "Compute the loss and its gradients in bfloat16 where that is precise enough.")
+    lam: float = _option(3e-3, "centers*, proxquant: lambda(t) is this times t, in epochs from 1.")
     center_grad_clip: float = _option(CENTER_GRAD_CLIP, "How large an entry of the gradient by a center may be.")
     eta2: float = _option(
-        1e-4, "centers, centers-ste: learning rate of the centers; a tenth from epoch 80 on, a hundredth from 140 on."
+        1e-4, "centers*: learning rate of the centers; a tenth from epoch 80 on, a hundredth from 140 on."
+    )
+    center_lr_ratio: float = _option(
+        1.0, "straight-centers: learning rate of the centers of n weights, in learning rates divided by the root of n."
     )
     schedule_epochs: int | None = _option(
         None,
@@ -96,7 +106,9 @@ class Recipe:
             if name not in known:
                 raise InvalidValueError(f"There is no {what} '{name}'. {did_you_mean(name, known)}")
         if self.quantizes:
-            check_whole("bits", self.bits, 1, MAX_BITS)
+            levels_of(self.bits if self.levels is None else None, self.levels)
+        one_bit = self.method == "proxquant"
+        check(self.levels is None or not one_bit, "levels", "left out with proxquant, which has 1 bit", self.levels)
         check_whole("epochs", self.epochs, 0)
         check_whole("finetune_epochs", self.finetune_epochs, 0, self.epochs)
         check_whole("batch_size", self.batch_size, 1)
@@ -108,6 +120,11 @@ class Recipe:
     def quantizes(self) -> bool:
         """Whether the network is quantized in the end."""
         return self.method != "float"
+
+    @property
+    def m(self) -> int:
+        """The number of values of a quantized weight."""
+        return 2 if not self.quantizes else self.levels or 2**self.bits
 
     @property
     def _pace(self) -> float:
@@ -122,31 +139,40 @@ class Recipe:
         """Return the learning rate of the centers at epoch t of the schedules."""
         return self.eta2 * (1.0 if t < 80 else 0.1 if t < 140 else 0.01)
 
+    def lr_at(self, epoch: float) -> float:
+        """Return the learning rate at this time of the run, in epochs from 0."""
+        return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2 if self.anneal else self.lr
+
     def optimizer(self, model: nn.Module) -> QuantizedOptimizer:
         """Return the method's optimizer."""
         adam, which = torch.optim.Adam(model.parameters(), lr=self.lr), quantizable(model)
-        lam = LinearSchedule(self.lam)
+        lam, m = LinearSchedule(self.lam), self.m
         match self.method:
-            case "centers" | "centers-ste":
+            case "centers" | "centers-ste" | "centers-authors":
+                authors = self.method == "centers-authors"
                 return CenterQuant(
                     adam,
                     which,
-                    bits=self.bits,
+                    levels=m,
                     lam=lam,
                     eta2=self.eta2,
                     center_grad_clip=self.center_grad_clip,
                     average_gradients=self.method == "centers-ste",
+                    assignment="sign" if authors else "nearest",
+                    init_centers="unit" if authors else "range",
                 )
             case "proxquant":
                 return ProxQuant(adam, which, bits=self.bits, lam=lam)
             case "binaryrelax":
                 # As in the authors' published code: the second phase is the last quarter of the training epochs.
                 hard_from = 0.75 * (self.epochs - self.finetune_epochs) * self._pace + 1
-                return BinaryRelax(adam, which, bits=self.bits, lam=geometric(1.0, 1.04, hard_from))
+                return BinaryRelax(adam, which, levels=m, lam=geometric(1.0, 1.04, hard_from))
             case "straight-through":
-                return StraightThrough(adam, which, bits=self.bits)
-        # In full precision it is never hardened, and its bits do not matter.
-        return KMeans(adam, which, bits=self.bits if self.quantizes else 1)
+                return StraightThrough(adam, which, levels=m)
+            case "straight-centers":
+                return StraightCenters(adam, which, levels=m, center_lr_ratio=self.center_lr_ratio)
+        # In full precision it is never hardened, and its levels do not matter.
+        return KMeans(adam, which, levels=m)
 
 
 class Epoch(NamedTuple):
@@ -261,17 +287,22 @@ def one_epoch(
     model.train()
     with torch_seeded(recipe.seed, "steps", epoch):
         for i, batch in enumerate(ahead(recipe, epoch, samples, parts)):
-            optimizer.epoch = recipe.t_at(epoch + i / len(parts))
+            now = epoch + i / len(parts)
+            optimizer.epoch = recipe.t_at(now)
+            for trained in optimizer.param_groups:
+                trained["lr"] = recipe.lr_at(now)
             for group in optimizer.groups:
                 group["eta2"] = recipe.eta2_at(optimizer.epoch)
-            losses.append(optimizer.step(partial(loss_of, model, batch)))
+            losses.append(optimizer.step(partial(loss_of, model, batch, bfloat16=recipe.bfloat16)))
             progress((i + 1) / len(parts))
     return float(torch.stack(losses).mean())
 
 
-def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+def loss_of(model: nn.Module, batch: Batch, *, bfloat16: bool) -> Tensor:
     """Return the cross-entropy of the weights that the network holds."""
-    return functional.cross_entropy(model(*batch.inputs), batch.labels)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        logits = model(*batch.inputs)
+    return functional.cross_entropy(logits.float(), batch.labels)
 
 
 def ahead(recipe: Recipe, epoch: int, samples: Samples, parts: list[Indices]) -> Iterator[Batch]:

@@ -20,6 +20,7 @@ from quped.optim.kmeans import KMeans
 from quped.optim.prox_quant import ProxQuant
 from quped.optim.recalibrate import recalibrate
 from quped.optim.selection import Group, GroupSpec, Selection, quantizable
+from quped.optim.straight_centers import StraightCenters
 from quped.optim.straight_through import StraightThrough
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "QuantizedOptimizer",
     "Schedule",
     "Selection",
+    "StraightCenters",
     "StraightThrough",
     "geometric",
     "quantizable",

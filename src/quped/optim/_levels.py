@@ -27,9 +27,10 @@ class EvenLevels(QuantizedOptimizer):
         params: Selection | Sequence[GroupSpec],
         *,
         bits: int | None = None,
+        levels: int | None = None,
         per_channel: bool = False,
     ) -> None:
-        super().__init__(base, params, partial(even, per_channel=per_channel), bits=bits)
+        super().__init__(base, params, partial(even, per_channel=per_channel), bits=bits, levels=levels)
 
     def _step_at(self, values: Params, closure: Closure) -> Tensor:
         """Take a base step of x with the gradient at other values of it, and fit the levels; return the loss there."""
@@ -58,11 +59,12 @@ def even(weights: Tensor, m: int, *, per_channel: bool = False) -> Tensor:
 def fit(weights: Tensor, levels: Tensor) -> Tensor:
     """Return levels with alpha = <x, q> / <q, q>, the least squares for the steps q that the weights x are at now.
 
-    With two levels q is the sign of x, and alpha the mean of |x|.
+    With two levels q is the sign of x, and alpha the mean of |x|. If all weights are at the step 0, alpha stays.
     """
     rows, q = grouped(weights, levels), steps(levels.shape[1], weights).expand_as(levels)
     q = place(q, nearest(weights, levels), rows.shape)
-    scale = (rows * q).sum(1, keepdim=True) / q.square().sum(1, keepdim=True)
+    norm = q.square().sum(1, keepdim=True)
+    scale = torch.where(norm > 0, (rows * q).sum(1, keepdim=True) / norm, levels[:, -1:])
     return scale * steps(levels.shape[1], weights)
 
 

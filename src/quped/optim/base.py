@@ -6,18 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from quped.errors import InvalidValueError, RunError, check
+from quped.errors import InvalidValueError, RunError, check, check_number
 from quped.optim._guards import Closure, Gradients, Guard, learning_rates
 from quped.optim._network import SelectedNetwork, clones, write
 from quped.optim._state import check_state, plain
 from quped.optim.selection import GroupSpec, Selection, groups_of
-from quped.quant import Assignment, Codebook, assign, descend_centers, place
+from quped.quant import Assignment, Codebook, assign, center_rate, descend_centers, place
 from quped.quant.quantizer import grouped
 from quped.typing import Params
 
@@ -41,8 +41,13 @@ def at(lam: Schedule, t: float) -> float:
     return value
 
 
+def check_assignment(assignment: Assignment) -> None:
+    """Raise an error for an assignment that there is not."""
+    check(assignment in get_args(Assignment), "assignment", "'sign' or 'nearest'", assignment)
+
+
 class QuantizedOptimizer(ABC):
-    """An optimizer around another one, after which the selected parameters have 2^bits values each.
+    """An optimizer around another one, after which the selected parameters have m = 2^bits values each.
 
     At first `step` trains x, which the network holds between the steps. `harden` replaces x by Q_c(x). Then `step`
     fine-tunes: every weight keeps its center, centers that learn continue with eta_2, and all other parameters continue
@@ -52,7 +57,10 @@ class QuantizedOptimizer(ABC):
     """
 
     centers_learn: ClassVar[bool] = False
-    """Whether centers have gradients: then the network runs at x and at Q_c(x), and each has buffers of its own."""
+    """Whether centers have gradients, and move."""
+
+    runs_both: ClassVar[bool] = False
+    """Whether a step runs the network at x and at Q_c(x): then each has buffers of its own."""
 
     assignment: Assignment = "nearest"
     """How weights are assigned to centers."""
@@ -64,8 +72,10 @@ class QuantizedOptimizer(ABC):
         init: Callable[[Tensor, int], Tensor],
         *,
         bits: int | None,
+        levels: int | None = None,
         eta2: float = 0.0,
         center_grad_clip: float = CENTER_GRAD_CLIP,
+        center_lr_ratio: float | None = None,
     ) -> None:
         """Wrap `base`. `init` takes a tensor and the number of its centers, and returns the centers.
 
@@ -76,9 +86,11 @@ class QuantizedOptimizer(ABC):
         alone = closure is None or closure.default is not inspect.Parameter.empty
         check(alone, "base optimizer", "one whose step needs no closure, unlike LBFGS", type(base).__name__)
         check(center_grad_clip > 0, "center_grad_clip", "above 0", center_grad_clip)
+        if center_lr_ratio is not None:
+            check_number("center_lr_ratio", center_lr_ratio, 0)
         self.base = base
-        self.center_grad_clip = center_grad_clip
-        self.model, self.groups = groups_of(params, bits, eta2)
+        self.center_grad_clip, self.center_lr_ratio = center_grad_clip, center_lr_ratio
+        self.model, self.groups = groups_of(params, bits, levels, eta2)
         self._network = SelectedNetwork(self.model, [name for group in self.groups for name in group["names"]])
         self._guard = Guard(base, self._network)
         self.epoch = 1.0
@@ -95,7 +107,7 @@ class QuantizedOptimizer(ABC):
         """c: for each selected parameter its centers, `[1, m]` or `[channels, m]`, sorted."""
         self.assigned: Params = {}
         """After `harden`, which center each weight has."""
-        self.q_buffers: Params = clones(self._network.buffers()) if self.centers_learn else {}
+        self.q_buffers: Params = clones(self._network.buffers()) if self.runs_both else {}
         """Until `harden`, the buffers of Q_c(x) if the network runs it. The network itself has the buffers of x."""
 
     @property
@@ -206,12 +218,12 @@ class QuantizedOptimizer(ABC):
             "method": type(self).__name__,
             "optimizer": type(self.base).__name__,
             "shapes": [[list(p.shape) for p in group["params"]] for group in self.base.param_groups],
-            "quantized": [{"names": list(group["names"]), "bits": group["bits"]} for group in self.groups],
+            "quantized": [{"names": list(group["names"]), "levels": group["levels"]} for group in self.groups],
         }
 
     def _shapes(self, *, hard: bool) -> dict[str, dict[str, tuple[int, ...]]]:
         """Return the shapes of the tensors of a state."""
-        apart = self.centers_learn and not hard
+        apart = self.runs_both and not hard
         tensors = {
             "centers": self.centers,
             "assigned": {name: grouped(self.x[name], c) for name, c in self.centers.items()} if hard else {},
@@ -224,11 +236,11 @@ class QuantizedOptimizer(ABC):
         loss, gradients = self._gradients(closure)
         # A parameter without a gradient is left alone by optimizers: no momentum, no weight decay.
         self._base_step(gradients | dict.fromkeys(self.x.values()))
-        eta2 = self._eta2()
+        rates = self._center_rates()
         for name, x in self._network.trained().items() if self.centers_learn else ():
             c, assigned = self.centers[name], self.assigned[name]
             h = pull_back(partial(place, assigned=assigned, shape=x.shape), c, gradients[x])
-            moved = descend_centers(c, h, eta2[name], self.center_grad_clip)
+            moved = descend_centers(c, h, *rates[name])
             self.centers[name], self.assigned[name] = in_order(moved, assigned)
         write(self.x, self._values(self.codebooks()))
         return loss
@@ -250,9 +262,13 @@ class QuantizedOptimizer(ABC):
         """Return the present learning rate of every parameter that the base optimizer trains."""
         return learning_rates(self.base)
 
-    def _eta2(self) -> dict[str, float]:
-        """Return the learning rate of the centers of every selected parameter."""
-        return {name: group["eta2"] for group in self.groups for name in group["names"]}
+    def _center_rates(self) -> dict[str, tuple[float, float]]:
+        """Return eta_2 of the centers of every trained parameter, and the size to which entries of h are cut."""
+        eta2 = {name: group["eta2"] for group in self.groups for name in group["names"]}
+        ratio, rates, trained = self.center_lr_ratio, self._rates(), self._network.trained()
+        if ratio is None:
+            return {name: (eta2[name], self.center_grad_clip) for name in trained}
+        return {k: (center_rate(ratio, rates[x], x, self.centers[k]), math.inf) for k, x in trained.items()}
 
     def _initial_centers(self) -> Params:
         """Return centers for the present x."""
@@ -260,7 +276,7 @@ class QuantizedOptimizer(ABC):
         for group in self.groups:
             for name in group["names"]:
                 try:
-                    centers[name] = self._init(self.x[name].detach(), 2 ** group["bits"])
+                    centers[name] = self._init(self.x[name].detach(), group["levels"])
                 except InvalidValueError as error:
                     raise InvalidValueError(f"'{name}': {error}") from None
         return centers

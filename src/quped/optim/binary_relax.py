@@ -36,7 +36,7 @@ class BinaryRelax(EvenLevels):
     y = (lambda Proj(x) + x) / (lambda + 1);   x <- the base optimizer's step from x with grad f(y)
 
     lambda grows (phase I) and is at last infinite, y = Proj(x) (phase II). Proj(x) = alpha q: q are the nearest of
-    2^bits evenly spaced steps from -1 to 1, and alpha is the scale of least squares. At 1 bit q = sign(x) and
+    m = 2^bits evenly spaced steps from -1 to 1, and alpha is the scale of least squares. At 1 bit q = sign(x) and
     alpha = mean |x|; at more bits alpha is improved once in every step, with q held.
     """
 
@@ -46,11 +46,12 @@ class BinaryRelax(EvenLevels):
         params: Selection | Sequence[GroupSpec],
         *,
         bits: int | None = None,
+        levels: int | None = None,
         lam: Schedule,
         per_channel: bool = False,
     ) -> None:
         """Take lambda(t) as `lam`, such as geometric(1.0, 1.04, hard_from=...)."""
-        super().__init__(base, params, bits=bits, per_channel=per_channel)
+        super().__init__(base, params, bits=bits, levels=levels, per_channel=per_channel)
         self.lam = schedule(lam)
 
     def _learn(self, closure: Closure) -> Tensor:

@@ -4,7 +4,7 @@ Learning, 2021. Algorithm 1: weights and centers learn together."""
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from quped.errors import check
 from quped.optim._guards import Closure, Gradients
 from quped.optim._network import clones, write
-from quped.optim.base import CENTER_GRAD_CLIP, QuantizedOptimizer, Schedule, at, pull_back, schedule
+from quped.optim.base import CENTER_GRAD_CLIP, QuantizedOptimizer, Schedule, at, check_assignment, pull_back, schedule
 from quped.optim.selection import GroupSpec, Selection
 from quped.quant import Assignment, CenterInit, initial_centers, place, prox_weights, quantize, step_centers
 from quped.typing import Params
@@ -36,6 +36,7 @@ class CenterQuant(QuantizedOptimizer):
     # any optimizer takes it, on a network in place. Both use the maps of quped.quant, and tests hold the two equal.
 
     centers_learn: ClassVar[bool] = True
+    runs_both: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -43,9 +44,11 @@ class CenterQuant(QuantizedOptimizer):
         params: Selection | Sequence[GroupSpec],
         *,
         bits: int | None = None,
+        levels: int | None = None,
         lam: Schedule,
         eta2: float = 1e-4,
         center_grad_clip: float = CENTER_GRAD_CLIP,
+        center_lr_ratio: float | None = None,
         assignment: Assignment = "nearest",
         sharpness: float = math.inf,
         average_gradients: bool = False,
@@ -55,11 +58,14 @@ class CenterQuant(QuantizedOptimizer):
         """Wrap the base optimizer.
 
         base: the optimizer of x, and of all parameters that are not quantized.
-        params: the parameters to quantize; groups may have `bits` and `eta2` of their own.
-        bits: bits per quantized weight, 1 to 8.
+        params: the parameters to quantize; groups may have `bits`, `levels` and `eta2` of their own.
+        bits: bits per quantized weight, 1 to 8, for m = 2^bits centers.
+        levels: m, 2 to 256, in the place of `bits`: 3 are ternary weights.
         lam: lambda(t), such as LinearSchedule(1e-4); t is `epoch`.
         eta2: eta_2, the learning rate of the centers.
         center_grad_clip: how large an entry of h may be; larger ones are cut.
+        center_lr_ratio: kappa. If given, eta_2 = kappa eta_1 / sqrt(n) for centers that n weights share, and h is not
+            cut, as for the step size of LSQ (Esser et al., 2020). The paper has no such rule.
         assignment: to which center a weight belongs: the "nearest", or, if there are two, the one of its "sign".
         sharpness: P of the soft quantizer.
         average_gradients: a variation that is not in the paper. g is the mean of the gradient at x and the gradient at
@@ -70,7 +76,7 @@ class CenterQuant(QuantizedOptimizer):
         check(sharpness > 0, "sharpness P", "above 0", sharpness)
         one_gradient = sharpness == math.inf or not average_gradients
         check(one_gradient, "sharpness P", "infinite with average_gradients, whose gradient takes its place", sharpness)
-        check(assignment in get_args(Assignment), "assignment", "'sign' or 'nearest'", assignment)
+        check_assignment(assignment)
         self.lam, self.sharpness, self.average_gradients = schedule(lam), sharpness, average_gradients
         self.assignment = assignment
         super().__init__(
@@ -78,8 +84,10 @@ class CenterQuant(QuantizedOptimizer):
             params,
             partial(initial_centers, init_centers=init_centers, per_channel=per_channel),
             bits=bits,
+            levels=levels,
             eta2=eta2,
             center_grad_clip=center_grad_clip,
+            center_lr_ratio=center_lr_ratio,
         )
 
     def _learn(self, closure: Closure) -> Tensor:
@@ -92,14 +100,16 @@ class CenterQuant(QuantizedOptimizer):
         elif self.sharpness < math.inf:
             self._add_soft_gradients(closure, gradients)
         self._base_step(gradients)
-        c, rates, eta2, trained = self.centers, self._rates(), self._eta2(), self._network.trained()
+        c, rates, trained = self.centers, self._rates(), self._network.trained()
         # A proximal step leaves every weight with its center: the assignment serves for both.
         assigned = self._assign(c)
         write(self.x, {k: prox_weights(x.detach(), c[k], lam * rates[x], assigned[k]) for k, x in trained.items()})
         if not self.average_gradients:
             h, _ = self._center_gradients(closure, assigned, list(trained.values()))
-        move = partial(step_centers, lam=lam, clip=self.center_grad_clip)
-        self.centers = c | {k: move(c[k], h[k], x.detach(), assigned[k], eta2=eta2[k]) for k, x in trained.items()}
+        self.centers = c | {
+            k: step_centers(c[k], h[k], trained[k].detach(), assigned[k], lam=lam, eta2=eta2, clip=clip)
+            for k, (eta2, clip) in self._center_rates().items()
+        }
         return loss
 
     def _average_gradients(self, closure: Closure, gradients: Gradients) -> Params:

@@ -15,7 +15,7 @@ from quped.typing import Params
 
 
 class KMeans(QuantizedOptimizer):
-    """The base optimizer alone; `harden` then puts each weight on the nearest of 2^bits centers, placed by k-means."""
+    """The base optimizer alone; `harden` puts each weight on the nearest of m = 2^bits centers, placed by k-means."""
 
     def __init__(
         self,
@@ -23,10 +23,15 @@ class KMeans(QuantizedOptimizer):
         params: Selection | Sequence[GroupSpec],
         *,
         bits: int | None = None,
+        levels: int | None = None,
         per_channel: bool = False,
     ) -> None:
         super().__init__(
-            base, params, partial(initial_centers, init_centers="kmeans", per_channel=per_channel), bits=bits
+            base,
+            params,
+            partial(initial_centers, init_centers="kmeans", per_channel=per_channel),
+            bits=bits,
+            levels=levels,
         )
 
     def _learn(self, closure: Closure) -> Tensor:

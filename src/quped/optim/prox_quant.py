@@ -30,7 +30,7 @@ class ProxQuant(QuantizedOptimizer):
         super().__init__(base, params, partial(initial_centers, init_centers="unit"), bits=bits)
         self.lam = schedule(lam)
         for group in self.groups:
-            check(group["bits"] == 1, "bits of ProxQuant", "1: its centers are -1 and 1", group["bits"])
+            check(group["levels"] == 2, "bits of ProxQuant", "1: its centers are -1 and 1", f"{group['levels']} levels")
 
     def _learn(self, closure: Closure) -> Tensor:
         lam = at(self.lam, self.epoch)

@@ -1,4 +1,4 @@
-"""Which parameters of a network are quantized, and with how many bits."""
+"""Which parameters of a network are quantized, and to how many values."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ class GroupSpec(TypedDict, total=False):
 
     params: Required[Selection]
     bits: int
+    levels: int
     eta2: float
 
 
@@ -35,7 +36,8 @@ class Group(TypedDict):
     """
 
     names: list[str]
-    bits: int
+    levels: int
+    """m, the number of values that a weight may have: 2^bits, or as it was given."""
     eta2: float
 
 
@@ -54,7 +56,9 @@ def quantizable(model: nn.Module, names: Sequence[str] | None = None) -> Selecti
     return Selection(model, chosen)
 
 
-def groups_of(params: Selection | Sequence[GroupSpec], bits: int | None, eta2: float) -> tuple[nn.Module, list[Group]]:
+def groups_of(
+    params: Selection | Sequence[GroupSpec], bits: int | None, levels: int | None, eta2: float
+) -> tuple[nn.Module, list[Group]]:
     """Return the network, and its groups with nothing left out, checked."""
     given = [GroupSpec(params=params)] if isinstance(params, Selection) else params
     rule = "quantizable(model), or a list of groups such as {'params': quantizable(model, [...]), 'bits': 2}"
@@ -71,9 +75,9 @@ def groups_of(params: Selection | Sequence[GroupSpec], bits: int | None, eta2: f
         if spec["params"].model is not model:
             raise InvalidValueError("All groups must select from one network: make one optimizer for each network.")
         names = list(spec["params"].names)
-        width = spec.get("bits", bits)
-        check_whole(f"bits of '{names[0]}'", width, 1, MAX_BITS)
-        group = Group(names=names, bits=int(width or 0), eta2=spec.get("eta2", eta2))
+        own = "bits" in spec or "levels" in spec
+        width, count = (spec.get("bits"), spec.get("levels")) if own else (bits, levels)
+        group = Group(names=names, levels=levels_of(width, count, f" of '{names[0]}'"), eta2=spec.get("eta2", eta2))
         check_number(f"eta2 of '{names[0]}'", group["eta2"], 0, 1e6)
         for name in names:
             if name in seen:
@@ -81,3 +85,13 @@ def groups_of(params: Selection | Sequence[GroupSpec], bits: int | None, eta2: f
             seen.add(name)
         groups.append(group)
     return model, groups
+
+
+def levels_of(bits: int | None, levels: int | None, where: str = "") -> int:
+    """Return m, the number of values that a weight may have: 2^bits, or `levels`, of which 3 are ternary weights."""
+    if levels is None:
+        check_whole(f"bits{where}", bits, 1, MAX_BITS)
+        return 1 << int(bits or 0)
+    check(bits is None, f"bits{where}", "left out where levels are given", bits)
+    check_whole(f"levels{where}", levels, 2, 2**MAX_BITS)
+    return int(levels)

@@ -12,7 +12,7 @@ class StraightThrough(EvenLevels):
 
     x <- the base optimizer's step from x with grad f(Q(x)),   Q(x) = alpha q
 
-    q are the nearest of 2^bits evenly spaced steps from -1 to 1, and alpha is the scale of least squares. At 1 bit
+    q are the nearest of m = 2^bits evenly spaced steps from -1 to 1, and alpha is the scale of least squares. At 1 bit
     q = sign(x) and alpha = mean |x|; at more bits alpha is improved once in every step, with q held. Since the scale
     follows x, x is not clipped to [-1, 1].
     """

@@ -3,6 +3,7 @@
 from quped.quant.centers import MAX_BITS, CenterInit, initial_centers
 from quped.quant.prox import (
     CenterProx,
+    center_rate,
     descend_centers,
     prox_centers,
     prox_centers_exact,
@@ -36,6 +37,7 @@ __all__ = [
     "LinearSchedule",
     "assign",
     "by_centers",
+    "center_rate",
     "descend_centers",
     "distance",
     "hard",

@@ -4,6 +4,7 @@
 The federated methods and `quped.optim.CenterQuant` both consist of them.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -34,6 +35,15 @@ def descend_centers(centers: Tensor, h: Tensor, eta2: float, clip: float) -> Ten
     behind it is off for every input, and no gradient ever brings it back.
     """
     return torch.add(centers, h.clamp(-clip, clip), alpha=-eta2)
+
+
+def center_rate(ratio: float, lr: float, x: Tensor, centers: Tensor) -> float:
+    """eta_2 = kappa eta_1 / sqrt(n) for centers that n weights share, with `ratio` kappa and `lr` eta_1.
+
+    LSQ has this scale for its step size (Esser et al., Learned Step Size Quantization, ICLR 2020): h sums up n
+    gradients, and its size grows with n. So scaled, h needs no cut.
+    """
+    return ratio * lr / math.sqrt(x.numel() / centers.shape[0])
 
 
 def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, strength: float, assigned: Tensor | None = None) -> Tensor:
