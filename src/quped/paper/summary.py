@@ -24,7 +24,7 @@ HEADER = (
 )
 
 
-TICKS = 5, 10, 20, 50, 100, 200, 500, 1000
+TICKS = 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000
 """Of the picture, in kB."""
 
 
@@ -126,7 +126,7 @@ def draw(summary: Iterable[Pair], file: Path) -> None:
         xlabel="kB per client",
         xlim=(TICKS[0], TICKS[-1]),
         ylabel="test accuracy in %, mean over clients",
-        title="A client's model: QuPeD at 2 bits (■) beside the best in full precision (○)",
+        title="A client's model: ours at 2 bits (■) beside the best in full precision (○)",
     )
     axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     axis.grid(alpha=0.25)
