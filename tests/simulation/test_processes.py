@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from torch import Tensor, nn
 from quped import Client, FedAvg, Federation, FitResult, Local, QuPeD, QupedError, Round
 from quped._bench_networks import batchnorm_cnn
 from quped.algorithms import AnyAlgorithm
+from quped.algorithms.base import Global
 from quped.simulation.engines import usable_cores
-from quped.simulation.engines.base import prepare_worker
+from quped.simulation.engines.base import average, prepare_worker
+from quped.typing import Clock, ModelState, Phase
 
 
 def fit(algorithm: AnyAlgorithm, members: list[Client], workers: int | None) -> FitResult:
@@ -50,13 +53,38 @@ def test_inline_and_processes_agree_bit_for_bit(name: str) -> None:
         assert_same(fit(algorithm, members, workers), inline)
 
 
-def test_a_dead_workers_round_is_done_again(tmp_path: Path) -> None:
-    """Killed twice, the run ends as if nothing had happened, and says whose worker died."""
-    calm = fit(QuPeD(), with_deadly_client(tmp_path, lives=0), workers=2)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_dead_workers_round_is_done_again(tmp_path: Path, workers: int) -> None:
+    """Killed twice, the run ends as if nothing had happened, and says whose worker died.
+
+    One worker has its next job already, and two have too few clients left for that.
+    """
+    calm = fit(QuPeD(), with_deadly_client(tmp_path, lives=0), workers)
     with pytest.warns(UserWarning, match=r"The worker of client 'c1', in round \d, died \(signal 9\)"):
-        shaken = fit(QuPeD(), with_deadly_client(tmp_path, lives=2), workers=2)
+        shaken = fit(QuPeD(), with_deadly_client(tmp_path, lives=2), workers)
     assert (tmp_path / "deaths").read_text() == "xx"
     assert_same(shaken, calm)
+
+
+def test_the_mean_of_payloads_leaves_the_cores_to_the_workers() -> None:
+    """Threads of this process would spin on them after every sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen = list[int]()
+    try:
+
+        def updates() -> Iterator[tuple[Global, float]]:
+            for value in (1.0, 3.0):
+                seen.append(torch.get_num_threads())
+                yield Global(ModelState({"w": torch.full((2,), value)}, {})), value
+
+        mean, loss = average(updates(), Clock(0, 0, Phase.TRAIN, 0.0, 0.1, 0.1, 0.0))
+        assert seen == [1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert mean.w.params["w"].tolist() == [2.0, 2.0]
+    assert loss == 2.0
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries manage memory otherwise")

@@ -13,6 +13,7 @@ from quped import _tree
 from quped._evaluate import Score
 from quped.algorithms import Deployed
 from quped.errors import QupedError, RunError
+from quped.simulation.client_round import one_thread
 from quped.typing import Clock
 
 
@@ -57,18 +58,20 @@ def average(updates: Iterable[tuple[Any, float]], clock: Clock) -> tuple[Any, fl
     """
     form: Any = None
     totals, counts, losses = dict[str, torch.Tensor](), Counter[str](), list[float]()
-    for payload, loss in updates:
-        form = payload if form is None else _tree.union(form, payload)
-        for path, leaf in _tree.items(payload):
-            if path in totals:
-                totals[path] += leaf
-            else:
-                totals[path] = leaf.clone()
-            counts[path] += 1
-        losses.append(loss)
-    if not losses:
-        raise RunError(f"No client of round {clock.round + 1} gave an update that can be used.")
-    mean = {path: total / counts[path] for path, total in totals.items()}
+    # More threads than one would not gain time, but take it from workers: after a sum they spin for a while.
+    with one_thread():
+        for payload, loss in updates:
+            form = payload if form is None else _tree.union(form, payload)
+            for path, leaf in _tree.items(payload):
+                if path in totals:
+                    totals[path] += leaf
+                else:
+                    totals[path] = leaf.clone()
+                counts[path] += 1
+            losses.append(loss)
+        if not losses:
+            raise RunError(f"No client of round {clock.round + 1} gave an update that can be used.")
+        mean = {path: total / counts[path] for path, total in totals.items()}
     return _tree.unflatten(form, mean, ""), sum(losses) / len(losses)
 
 

@@ -38,8 +38,7 @@ class InlineEngine:
                     self.seconds[number] = time.perf_counter() - began
                     yield payload, loss
 
-        with one_thread():
-            return average(updates(), clock)
+        return average(updates(), clock)
 
     def personal(self, shared: Any, client: int) -> Any:
         """Return a client's own state; before its first round, its initial state."""

@@ -21,7 +21,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -183,16 +183,17 @@ class Pool:
 
 @dataclass
 class Worker:
-    """A process, the pipe to it, and what it is doing."""
+    """A process, the pipe to it, and its jobs: the one that it does, and perhaps one that it goes on with."""
 
     process: BaseProcess
     pipe: Connection
-    job: Job | None = None
-    attempts: int = 0
+    jobs: deque[Job] = field(default_factory=deque)
+    attempts: int = 1
+    """At the first of its jobs."""
 
 
 class ProcessEngine:
-    """Keeps the workers busy with one client at a time, and knows which rows are in use."""
+    """Keeps the workers busy, each with one client after the other, and knows which rows are in use."""
 
     def __init__(self, setup: Setup, workers: int) -> None:
         """Lay out the states and start the workers."""
@@ -301,13 +302,15 @@ class ProcessEngine:
             yield job, results.pop(job.client)
 
     def _advance(self, waiting: deque[Job], results: dict[int, Any]) -> None:
-        """Give jobs to idle workers, and wait until one of them has a result."""
+        """Give jobs to workers, and wait until one of them has a result."""
         for worker in self._workers:
-            if worker.job is None and waiting:
-                worker.job = waiting.popleft()
-                worker.attempts = 1
-                send(worker)
-        for ready in wait([worker.pipe for worker in self._workers if worker.job is not None]):
+            if not worker.jobs and waiting:
+                give(worker, waiting.popleft())
+        for worker in self._workers:
+            # With a job to go on with, it need not wait for this process; the last jobs are for whoever is done first.
+            if len(worker.jobs) == 1 and len(waiting) > len(self._workers):
+                give(worker, waiting.popleft())
+        for ready in wait([worker.pipe for worker in self._workers if worker.jobs]):
             worker = next(w for w in self._workers if w.pipe is ready)
             try:
                 result, seconds = worker.pipe.recv()
@@ -316,16 +319,16 @@ class ProcessEngine:
                 continue
             if isinstance(result, Exception) and not isinstance(result, BadUpdateError):
                 raise result
-            job, worker.job = cast(Job, worker.job), None
+            job, worker.attempts = worker.jobs.popleft(), 1
             self._usual[self._kind(job)] = seconds
             if job.round is not None:
                 self.seconds[job.client] = seconds
             results[job.client] = result
 
     def _revive(self, worker: Worker) -> None:
-        """Replace a worker that died, and give its job to the new one."""
+        """Replace a worker that died, and give its jobs to the new one."""
         worker.process.join()
-        job = cast(Job, worker.job)
+        job = worker.jobs[0]
         what = "being evaluated" if job.round is None else f"in round {job.round + 1}"
         who = f"client '{self._board.setup.clients[job.client].name}', {what}"
         code = worker.process.exitcode or 0
@@ -341,7 +344,8 @@ class ProcessEngine:
         worker.pipe.close()
         worker.process, worker.pipe = start_process(self._board)
         worker.attempts += 1
-        send(worker)
+        for job in worker.jobs:
+            send(worker, job)
 
 
 def usable_cores() -> int:
@@ -351,10 +355,16 @@ def usable_cores() -> int:
     return 0 if alone else len(os.sched_getaffinity(0))
 
 
-def send(worker: Worker) -> None:
-    """Send a worker its job. If it is dead by now, the engine sees that when it waits for the result."""
+def give(worker: Worker, job: Job) -> None:
+    """Add a job to those of a worker."""
+    worker.jobs.append(job)
+    send(worker, job)
+
+
+def send(worker: Worker, job: Job) -> None:
+    """Send a worker a job. If it is dead by now, the engine sees that when it waits for the result."""
     with suppress(ConnectionError):
-        worker.pipe.send(worker.job)
+        worker.pipe.send(job)
 
 
 def start_process(board: Board) -> tuple[BaseProcess, Connection]:
