@@ -43,10 +43,10 @@ class Deadly:
         return self.whole.batch(indices, rng)
 
 
-def with_deadly_client(tmp_path: Path, lives: int, number: int = signal.SIGKILL) -> list[Client]:
+def with_deadly_client(tmp_path: Path, lives: int, number: int = signal.SIGKILL, count: int = 3) -> list[Client]:
     """Return clients of which the second kills its workers."""
-    members = clients(QuPeD(), 3)
+    members = clients(QuPeD(), count)
     deaths = tmp_path / "deaths"
     deaths.write_text("")
-    deadly = Deadly(TensorSamples(*samples(1, 21)), deaths, lives, number)
-    return [members[0], Client("c1", train=deadly, test=samples(101, 12), model=Net, bits=1), members[2]]
+    deadly = Deadly(TensorSamples(*samples(1, 60)), deaths, lives, number)  # the most: engines begin with it
+    return [members[0], Client("c1", train=deadly, test=samples(101, 12), model=Net, bits=1), *members[2:]]

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -50,17 +51,25 @@ def test_inline_and_ray_agree_bit_for_bit(name: str) -> None:
     assert_same(fit(algorithm, engine="ray", workers=2, clients_per_round=2), fit(algorithm, clients_per_round=2))
 
 
-def test_a_dead_actors_round_is_done_again(tmp_path: Path) -> None:
+COUNTS = pytest.mark.parametrize("count", [3, 20])
+"""With few clients an actor gets one job at a time, with many several."""
+
+
+@COUNTS
+def test_a_dead_actors_round_is_done_again(tmp_path: Path, count: int) -> None:
     """Killed twice, the run ends as if nothing had happened, and says whose actor died."""
-    calm = fit(QuPeD(), with_deadly_client(tmp_path, lives=0))
-    with pytest.warns(UserWarning, match=r"The actor of client 'c1', in round \d, died"):
-        shaken = fit(QuPeD(), with_deadly_client(tmp_path, lives=2), engine="ray", workers=2)
+    calm = fit(QuPeD(), with_deadly_client(tmp_path, lives=0, count=count))
+    with pytest.warns(UserWarning, match="The actor of client 'c") as told:
+        shaken = fit(QuPeD(), with_deadly_client(tmp_path, lives=2, count=count), engine="ray", workers=2)
+    whose = r"The actor of client 'c1'%s, in round \d, died" % (" or one of 1 others" if count == 20 else "")
+    assert re.match(whose, str(told[0].message))
     assert (tmp_path / "deaths").read_text() == "xx"
     assert_same(shaken, calm)
 
 
-def test_a_client_that_kills_every_actor_is_named(tmp_path: Path) -> None:
-    members = with_deadly_client(tmp_path, lives=100)
+@COUNTS
+def test_a_client_that_kills_every_actor_is_named(tmp_path: Path, count: int) -> None:
+    members = with_deadly_client(tmp_path, lives=100, count=count)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(QupedError, match=r"actor of client 'c1', in round 1, died 3 times .*fewer workers"):

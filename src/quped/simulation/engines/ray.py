@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -51,7 +52,10 @@ with extra("ray"):
     from ray.exceptions import RayError, RayTaskError
 
 AHEAD = 2
-"""Jobs that an actor is given at once: the next one is there when the first is done."""
+"""How many times an actor is given jobs before it answers: the next ones are there when the first are done."""
+
+SHARES = 4
+"""Into how many parts for each actor the waiting jobs are divided: one part is given out at a time."""
 
 MOST_FILES = 4
 """How often an actor is sent a file for one job: a client may have several, unless one was changed meanwhile."""
@@ -79,6 +83,16 @@ class Job(NamedTuple):
     client: int
     round: int | None
     """The round to run; None to evaluate."""
+
+
+class Errand(NamedTuple):
+    """A job, and what an actor needs for it."""
+
+    job: Job
+    data: bytes | None
+    """A `Travelling`, the first time that an actor meets the client."""
+    personal: Arrays | None
+    """The client's state; None before its first round."""
 
 
 class Outcome(NamedTuple):
@@ -138,11 +152,11 @@ class Worker:
             warnings.simplefilter("ignore", UserWarning)
             store.hold(file, checksum, {name: torch.from_numpy(array) for name, array in tensors.items()})
 
-    def do(self, job: Job, data: bytes | None, shared: Arrays, personal: Arrays | None) -> Any:
-        """Do a job; return the outcome of a round, the score of an evaluation, or the error."""
-        return reported(lambda: self._do(job, data, shared, personal))
+    def do(self, errands: Sequence[Errand], shared: Arrays) -> list[Any]:
+        """Do jobs; return for each the outcome of a round, the score of an evaluation, or the error."""
+        return [reported(partial(self._do, *errand, shared)) for errand in errands]
 
-    def _do(self, job: Job, data: bytes | None, shared: Arrays, personal: Arrays | None) -> Outcome | Score:
+    def _do(self, job: Job, data: bytes | None, personal: Arrays | None, shared: Arrays) -> Outcome | Score:
         if data is not None:
             told: Travelling = loads(data)
             spec, network = self._groups[told.group]
@@ -168,8 +182,8 @@ class Actor:
     handle: Any
     hello: Any
     """What it says first, still to come; None once it has said it."""
-    jobs: deque[tuple[Job, Any]] = field(default_factory=deque)
-    """What it was given, in this order, each with its answer, still to come."""
+    jobs: deque[tuple[list[Job], Any]] = field(default_factory=deque)
+    """What it was given, in this order: some jobs at a time, with their answers, still to come."""
     clients: set[int] = field(default_factory=set)
     """Those whose data it has."""
     files: set[Path] = field(default_factory=set)
@@ -195,11 +209,14 @@ class Waiting:
         self._lists.setdefault(self._home.get(job.client), []).append(job)
         self._count += 1
 
-    def take(self, actor: Actor) -> Job:
-        """Return the next job for an actor: one of its own, or of nobody, or of whoever has most to do."""
-        lists = (self._lists.get(actor), self._lists.get(None), max(self._lists.values(), key=len))
-        self._count -= 1
-        return next(jobs for jobs in lists if jobs).pop()
+    def take(self, actor: Actor, count: int) -> list[Job]:
+        """Return the next jobs for an actor: of its own clients, or of nobody's, or of whoever has most to do."""
+        taken = []
+        for _ in range(count):
+            lists = (self._lists.get(actor), self._lists.get(None), max(self._lists.values(), key=len))
+            taken.append(next(jobs for jobs in lists if jobs).pop())
+        self._count -= count
+        return taken
 
 
 @dataclass(frozen=True)
@@ -311,24 +328,30 @@ class RayEngine:
         return work.results
 
     def _give_out(self, work: Work) -> None:
-        """Give every actor a job, and the next one while there are enough for everybody."""
+        """Give every actor jobs, and the next ones while there are enough for everybody."""
         for given in range(AHEAD):
             for actor in self._actors:
                 enough = len(work.waiting) >= (len(self._actors) if given else 1)
                 if actor.hello is None and len(actor.jobs) == given and enough:
-                    self._send(actor, work.waiting.take(actor), work)
+                    # Many at a time while many are left, since each call costs milliseconds; after a death one by one,
+                    # which shows whose fault it was.
+                    share = 1 if work.attempts else len(work.waiting) // (SHARES * len(self._actors))
+                    self._send(actor, work.waiting.take(actor, max(1, share)), work)
 
-    def _send(self, actor: Actor, job: Job, work: Work) -> None:
-        """Send an actor a job, with the client's state, and with its data if they are not there yet."""
-        data = None
-        if job.client not in actor.clients:
-            client = self._setup.clients[job.client]
-            told = Travelling(client.name, client.spec.group, client.train, client.test, client.batch_size)
-            data = packed(told, f"The data of client '{client.name}'")
-            actor.clients.add(job.client)
-            self._home[job.client] = actor
-        state = as_arrays(work.states[job.client]) if job.client in work.states else None
-        actor.jobs.append((job, actor.handle.do.remote(job, data, work.shared, state)))
+    def _send(self, actor: Actor, jobs: list[Job], work: Work) -> None:
+        """Send an actor jobs, with the clients' states, and with their data if they are not there yet."""
+        errands = []
+        for job in jobs:
+            data = None
+            if job.client not in actor.clients:
+                client = self._setup.clients[job.client]
+                told = Travelling(client.name, client.spec.group, client.train, client.test, client.batch_size)
+                data = packed(told, f"The data of client '{client.name}'")
+                actor.clients.add(job.client)
+                self._home[job.client] = actor
+            state = as_arrays(work.states[job.client]) if job.client in work.states else None
+            errands.append(Errand(job, data, state))
+        actor.jobs.append((jobs, actor.handle.do.remote(errands, work.shared)))
 
     def _take_in(self, work: Work) -> None:
         """Wait for the next answer of any actor, and see to it."""
@@ -350,21 +373,21 @@ class RayEngine:
                 self._accept(coming[ref], answer, work)
 
     def _accept(self, actor: Actor, answer: Any, work: Work) -> None:
-        """See to an answer: the first one of an actor, or that of its first job."""
+        """See to an answer: the first one of an actor, or those to its first jobs."""
         if actor.hello is not None:
             check_versions(*answer)
             actor.hello = None
             return
-        job, _ = actor.jobs.popleft()
-        if isinstance(answer, store.NotHereError) and work.missed[job] < MOST_FILES:
-            work.missed[job] += 1
-            self._send_file(actor, answer.file)
-            actor.clients.discard(job.client)
-            self._send(actor, job, work)
-        elif isinstance(answer, Exception) and not isinstance(answer, BadUpdateError):
-            raise answer
-        else:
-            work.results[job.client] = answer
+        for job, result in zip(actor.jobs.popleft()[0], answer, strict=True):
+            if isinstance(result, store.NotHereError) and work.missed[job] < MOST_FILES:
+                work.missed[job] += 1
+                self._send_file(actor, result.file)
+                actor.clients.discard(job.client)
+                self._send(actor, [job], work)
+            elif isinstance(result, Exception) and not isinstance(result, BadUpdateError):
+                raise result
+            else:
+                work.results[job.client] = result
 
     def _send_file(self, actor: Actor, file: Path) -> None:
         """Send an actor the content of a file that is not on its machine, once."""
@@ -378,16 +401,17 @@ class RayEngine:
 
     def _replace(self, actor: Actor, error: RayError, work: Work) -> None:
         """Put another actor in the place of one that died, and let its jobs wait again."""
-        job = actor.jobs[0][0] if actor.jobs else None  # those behind it had not begun
+        begun = actor.jobs[0][0] if actor.jobs else []  # those behind them had not
         cause = str(error).strip().splitlines()[0].rstrip(".")
-        work.attempts[job] += 1
-        if work.attempts[job] == MOST_ATTEMPTS:
+        blamed: Sequence[Job | None] = begun or [None]
+        work.attempts.update(blamed)
+        if max(work.attempts[job] for job in blamed) == MOST_ATTEMPTS:
             raise RunError(
-                f"The actor {self._described(job)} died {MOST_ATTEMPTS} times ({cause}): engine='inline' shows an "
+                f"The actor {self._described(begun)} died {MOST_ATTEMPTS} times ({cause}): engine='inline' shows an "
                 "error of the client; if memory is short, use fewer workers or smaller batches."
             ) from error
         warnings.warn(
-            f"The actor {self._described(job)} died ({cause}). Its work is done again by another.", stacklevel=2
+            f"The actor {self._described(begun)} died ({cause}). Its work is done again by another.", stacklevel=2
         )
         ray.kill(actor.handle)  # Ray may only have lost sight of it
         self._actors.remove(actor)
@@ -395,15 +419,18 @@ class RayEngine:
             if self._home[client] is actor:
                 del self._home[client]
         for unfinished, _ in reversed(actor.jobs):
-            work.waiting.put(unfinished)
+            for one in reversed(unfinished):
+                work.waiting.put(one)
         self._start()
 
-    def _described(self, job: Job | None) -> str:
+    def _described(self, jobs: Sequence[Job]) -> str:
         """Say what an actor was doing."""
-        if job is None:
+        if not jobs:
             return "that was starting"
-        when = "being evaluated" if job.round is None else f"in round {job.round + 1}"
-        return f"of client '{self._setup.clients[job.client].name}', {when},"
+        client, round_ = jobs[0]
+        others = f" or one of {len(jobs) - 1} others" if len(jobs) > 1 else ""
+        when = "being evaluated" if round_ is None else f"in round {round_ + 1}"
+        return f"of client '{self._setup.clients[client].name}'{others}, {when},"
 
 
 def actors_of_cluster(workers: int | None) -> int:
