@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from turns import LOAD, NETWORK, PROCESSES
+from turns import COMPILE, LOAD, NETWORK, PROCESSES
 
 from quped._bench_networks import NETWORKS
 
@@ -27,6 +27,7 @@ OURS = "quped"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}")
 CONTESTANTS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     OURS: (("-c", "import contestant_quped as c; c.main()"), {}),
+    "quped, compiled steps": (("-c", "import contestant_quped as c; c.main()"), {COMPILE: "1"}),
     "quped, PyTorch's kernels": (("-c", "import contestant_quped as c; c.main()"), {"QUPED_NATIVE": "0"}),
     "pfl-research": ((*TORCHRUN, "contestant_pfl.py"), {}),
     # Not a script: then Ray's actors would get its functions, and all that these keep, anew for each client.

@@ -12,7 +12,10 @@ PROCESSES = 2
 NETWORK = "QUPED_BENCH_NETWORK"
 """The environment variable that tells a contestant its network."""
 
-LOAD = Load(network=os.environ.get(NETWORK, "cnn1"), samples=250)
+COMPILE = "QUPED_BENCH_COMPILE"
+"""The environment variable that lets ours take compiled steps."""
+
+LOAD = Load(network=os.environ.get(NETWORK, "cnn1"), samples=250, compile=COMPILE in os.environ)
 """A round of the paper's CIFAR-10 experiment. A client has samples for 10 batches: peers count in passes over them."""
 
 LR = 0.1

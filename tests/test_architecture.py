@@ -10,7 +10,7 @@ import quped
 ROOT = Path(quped.__file__).parent
 
 LAYERS = (
-    {"typing", "errors", "_rng", "_cache", "_vmap", "_losses", "_files", "_computed", "_digest", "_extras"},
+    {"typing", "errors", "_rng", "_cache", "_transform", "_losses", "_files", "_computed", "_digest", "_extras"},
     {"_tree", "_native"},
     {"quant"},
     {"models", "data"},

@@ -47,6 +47,9 @@ class Load:
     tests: int = 200
     """Test samples per client, as in the paper; these, too, are among the `samples`."""
 
+    compile: bool = False
+    """Whether our engines take compiled steps."""
+
     @property
     def iterations(self) -> int:
         """Client-iterations in a round."""
@@ -81,6 +84,7 @@ class Load:
             local_steps=self.steps,
             batch_size=self.batch_size,
             lr_decay=1.0,
+            compile=self.compile,
         )
         return Setup.of(algorithm, clients, network, options, seed=0)
 
@@ -108,6 +112,7 @@ def measure(load: Load, turns: int, workers: int | None = None) -> dict[str, Any
     peak = sgemm_peak(threads=max(workers, 1))
     return {
         "network": load.network,
+        "compile": load.compile,
         "rates": {name: round(rate, 1) for name, rate in rates.items()},
         "ratio_vs_plain_1thread": round(rates["processes"] / rates["plain_1thread"], 3),
         "ratio_vs_plain_2threads": round(rates["processes"] / rates["plain_2threads"], 3),
@@ -142,6 +147,7 @@ def compare(load: Load, turns: int, name: str, workers: int | None = None) -> di
         memory = other.memory() if isinstance(other, HasMemory) else []
     return {
         "network": load.network,
+        "compile": load.compile,
         "rates": {key: round(load.iterations / taken, 1) for key, taken in medians.items()},
         "ratio_vs_processes": round(medians["processes"] / medians[name], 3),
         "start_seconds": round(start, 1),

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from quped._vmap import under_vmap
+from quped._transform import plus, transformed
 from quped.typing import Params
 
 T = TypeVar("T")
@@ -74,14 +74,14 @@ def arranged(tree: object, template: T) -> T:
 
 def choose(condition: Tensor, yes: Callable[[], T], no: Callable[[], T]) -> T:
     """Return one of two trees; where clients are stacked, each client's own, since no value can be asked for."""
-    if not under_vmap():
+    if not transformed():
         return yes() if condition else no()
     return map_leaves(lambda a, b: torch.where(condition, a, b), yes(), no())
 
 
 def add_scaled(a: Params, b: Params, scale: float) -> Params:
     """Return a + scale * b."""
-    return {k: torch.add(v, b[k], alpha=scale) for k, v in a.items()}
+    return {k: plus(v, b[k], scale) for k, v in a.items()}
 
 
 def difference(a: Params, b: Params) -> Params:

@@ -10,7 +10,7 @@ from helpers.small_federation import CLASSES, FEATURES, Net, Rounds, algorithms,
 from torch import nn
 
 from quped import Client, Federation, FitResult, QuPeD, QupedError, Round, _tree
-from quped._vmap import under_vmap
+from quped._transform import under_vmap
 from quped.algorithms import AnyAlgorithm
 from quped.algorithms.quantization import Quantization
 from quped.data import Subset

@@ -119,7 +119,11 @@ def compile_file(command: list[str], source: Path, file: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / file.name
         subprocess.run([*command, str(source), "-o", str(made)], check=True, capture_output=True, text=True)
-        content = made.read_bytes()
-        # The library first: without its digest, or with an older one, it is compiled again.
-        write_bytes(file, content)
-        write_bytes(digest_file(file), hashlib.sha256(content).hexdigest().encode())
+        store(file, made.read_bytes())
+
+
+def store(file: Path, content: bytes) -> None:
+    """Write a library, and its digest."""
+    # The library first: without its digest, or with an older one, it is compiled again.
+    write_bytes(file, content)
+    write_bytes(digest_file(file), hashlib.sha256(content).hexdigest().encode())

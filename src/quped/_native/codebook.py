@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quped._native.build import library
-from quped._vmap import under_vmap
+from quped._transform import transformed
 
 FEW = 16
 """Centers, up to which comparing with each is faster than a search."""
@@ -59,6 +59,6 @@ def collect(values: Tensor, assigned: Tensor, count: int) -> Tensor:
 
 def compiled(numbers: Tensor, centers: int) -> ctypes.CDLL | None:
     """Return the kernels for such numbers and so many centers; None where PyTorch has to do."""
-    if numbers.dtype != torch.float32 or numbers.device.type != "cpu" or centers > FEW or under_vmap():
+    if numbers.dtype != torch.float32 or numbers.device.type != "cpu" or centers > FEW or transformed():
         return None
     return library("codebook", (("CENTERS", centers),), SIGNATURES)

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from quped._native.build import library
-from quped._vmap import under_vmap
+from quped._transform import transformed
 
 WIDEST = 1024
 """Channels times filters, above which PyTorch's matrix products are faster than this kernel."""
@@ -76,7 +76,7 @@ class Kernel:
 def conv_pool(x: Tensor, weight: Tensor, bias: Tensor, padding: int = 0) -> Tensor:
     """Return relu(max_pool2d(conv2d(x, weight, bias, padding=padding), 2))."""
     exported = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
-    if not under_vmap() and not exported:
+    if not transformed() and not exported:
         alike = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (x, weight, bias))
         if alike and x.dim() == 4 and bias.shape == weight.shape[:1]:
             kernel = compiled(tuple(x.shape[1:]), tuple(weight.shape), padding)

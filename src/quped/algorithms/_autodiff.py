@@ -9,7 +9,7 @@ from torch.func import vjp
 
 from quped import _tree
 from quped._losses import cross_entropy
-from quped._vmap import under_vmap
+from quped._transform import transformed
 from quped.typing import Batch, ModelState, Network, Params
 
 Aux = TypeVar("Aux")
@@ -27,7 +27,7 @@ def pullback(
 ) -> tuple[Tensor, Callable[[Tensor | None], Variables], Aux]:
     """Return f's output at a tree of variables, the map from a gradient by that output to one by the variables, once,
     and what f returned beside its output."""
-    if under_vmap():
+    if transformed():
         return transformed_pullback(f, variables)
     leaves = _tree.map_leaves(lambda leaf: leaf.detach().requires_grad_(), variables)
     with torch.enable_grad():

@@ -4,7 +4,6 @@ Parts of it: FedAvg (McMahan et al., 2017); the gradient straight through the qu
 2013); center steps scaled by the size of a layer, as those of the step size in LSQ (Esser et al., Learned Step Size
 Quantization, 2020); distillation and personal centers (QuPeD)."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -128,7 +127,8 @@ class QuPeDPlus:
     def lr(self, clock: Clock) -> float:
         """Return the learning rate of stages 2 and 3."""
         left = (1 - clock.progress) / (1 - self.together) if self.together < 1 else 0.0
-        return math.sqrt(clock.initial_lr * clock.lr) * min(left, 1.0)
+        mean: float = (clock.initial_lr * clock.lr) ** 0.5
+        return mean * min(left, 1.0)
 
     def init_shared(self, spec: ClientSpec) -> Shared:
         """Start from the networks' weights."""

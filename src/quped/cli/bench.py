@@ -43,6 +43,7 @@ def engine(
         ),
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default="all cores")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Let our engines take compiled steps.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Compare the engines with a plain PyTorch loop: FedAvg and QuPeD, 50 clients, batches of 25 images."""
@@ -51,7 +52,7 @@ def engine(
     EngineChoice(name)  # a wrong name is told at once
     if not as_json:
         typer.echo(f"{turns + 1} turns of {6 if name is None else 2} contestants: this takes minutes.")
-    load = Load(network=network)
+    load = Load(network=network, compile=compiled)
     numbers = measure(load, turns, workers) if name is None else compare(load, turns, name, workers)
     if as_json:
         print(json.dumps(numbers, indent=2))

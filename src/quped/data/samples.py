@@ -42,7 +42,7 @@ class TensorSamples:
     def batch(self, indices: Tensor, rng: np.random.Generator | None = None) -> Batch:
         """Return the rows at `indices`."""
         inputs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
-        return Batch(tuple(part[indices] for part in inputs), self.labels[indices])
+        return Batch(tuple(part.index_select(0, indices) for part in inputs), self.labels.index_select(0, indices))
 
 
 @dataclass(frozen=True)

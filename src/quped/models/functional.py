@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from quped._vmap import under_vmap
+from quped._transform import under_vmap
 from quped.errors import NetworkError
+from quped.models.cnn import ConvPool
 from quped.models.select import check_quantizable, last_layer, network_name
 from quped.typing import ModelState, Params
 
@@ -73,6 +74,8 @@ class FunctionalNetwork:
         """What `quped.models.build` made it from, if it did."""
         self.structure = repr(self._evaluation)
         """Its layers in words, without their weights."""
+        self.has_kernels = any(isinstance(part, ConvPool) for part in module.modules())
+        """Whether it has layers with compiled kernels of ours, which are faster than what Inductor makes of them."""
         self._channels_last = any(type(part) is nn.Conv2d for part in module.modules())
         """Whether images go in with their channels last, as PyTorch's convolutions and pooling are fastest."""
         self._slots = {train: slots(self._training if train else self._evaluation) for train in (True, False)}

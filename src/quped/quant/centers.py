@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quped._vmap import under_vmap
+from quped._transform import transformed
 from quped.errors import InvalidValueError, check
 from quped.quant.quantizer import hard, midpoints
 
@@ -38,7 +38,7 @@ def initial_centers(
     low, high = rows.amin(1), rows.amax(1)
     if init_centers == "unit":
         return spread(-torch.ones_like(low), torch.ones_like(high), m)
-    if not under_vmap() and bool((low == high).any()):  # where clients are stacked, no value can be asked for
+    if not transformed() and bool((low == high).any()):  # where clients are stacked, no value can be asked for
         raise InvalidValueError(
             f"{m} centers cannot be placed among weights that are all {low[low == high][0]:g}: initialise the layer "
             "with random values, or leave it unquantized."
@@ -85,7 +85,7 @@ def lloyd(ordered: Tensor, centers: Tensor, iterations: int) -> Tensor:
         count, total = edges.diff(dim=1), running.gather(1, edges).diff(dim=1)
         means = (total / count.clamp_min(1)).to(centers.dtype)
         moved = torch.where(count > 0, means, centers).sort(1).values
-        if not under_vmap() and torch.equal(moved, centers):
+        if not transformed() and torch.equal(moved, centers):
             break
         centers = moved
     return centers

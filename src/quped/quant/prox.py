@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from quped._native import codebook
+from quped._transform import plus, shrunk
 from quped.quant.quantizer import grouped, nearest, place
 
 CenterProx = Literal["linear", "exact"]
@@ -25,7 +25,7 @@ def prox_weights(y: Tensor, centers: Tensor, strength: float, assigned: Tensor |
     given if it is known. The result has the same assignment.
     """
     target = place(centers, nearest(y, centers) if assigned is None else assigned, y.shape)
-    return target + functional.softshrink(y - target, strength / 2)
+    return target + shrunk(y - target, strength / 2)
 
 
 def descend_centers(centers: Tensor, h: Tensor, eta2: float, clip: float) -> Tensor:
@@ -34,7 +34,7 @@ def descend_centers(centers: Tensor, h: Tensor, eta2: float, clip: float) -> Ten
     h sums up the gradients of thousands of weights. Uncut, a single batch can throw a center so far that every unit
     behind it is off for every input, and no gradient ever brings it back.
     """
-    return torch.add(centers, h.clamp(-clip, clip), alpha=-eta2)
+    return plus(centers, h.clamp(-clip, clip), -eta2)
 
 
 def center_rate(ratio: float, lr: float, x: Tensor, centers: Tensor) -> float:
@@ -55,7 +55,7 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, strength: float, assign
     """
     assigned = nearest(x, centers) if assigned is None else assigned
     above = (grouped(x, centers) - codebook.place(centers, assigned)).sign()
-    return torch.add(mu, codebook.collect(above, assigned, mu.shape[1]), alpha=strength / 2)
+    return plus(mu, codebook.collect(above, assigned, mu.shape[1]), strength / 2)
 
 
 def prox_centers_exact(

@@ -28,7 +28,7 @@ class LinearSchedule:
 
     def __call__(self, t: float) -> float:
         """Return lambda(t)."""
-        shrunk = math.pow(self.decay, t)
+        shrunk = self.decay**t
         value = self.rate * t / shrunk if shrunk else math.inf
         check(value < math.inf, f"lambda({t:g})", "finite, which it is for fewer epochs or a larger decay", value)
         return value

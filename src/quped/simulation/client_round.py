@@ -1,7 +1,7 @@
 """One client's round, and its evaluation, wherever an engine computes them."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,8 +20,11 @@ from quped.data.batches import draw
 from quped.errors import BadUpdateError, RunError
 from quped.quant.histogram import histogram
 from quped.simulation._naming import naming
+from quped.simulation.compiled import Program
 from quped.simulation.setup import Setup, SimClient
-from quped.typing import Batch, Clock, ModelState, Network
+from quped.typing import Batch, Clock, Metrics, ModelState, Network
+
+Step = Callable[[ClientSpec, Any, tuple[Batch, ...], Clock], tuple[Any, Metrics]]
 
 
 def client_round(
@@ -31,16 +34,18 @@ def client_round(
     personal: Any,
     batches: Iterable[tuple[Batch, ...]],
     clock: Clock,
+    take_step: Step | None = None,
 ) -> tuple[Any, Any, Tensor]:
     """One client's round: the only place where an algorithm's methods are called in turn.
 
-    Return the personal state, the payload and the mean loss.
+    Return the personal state, the payload and the mean loss. `take_step` stands for the algorithm's own.
     """
+    take_step = take_step or algorithm.step
     work = algorithm.start(spec, shared, personal, clock)
     losses = []
     for step in batches:
         with reusing():
-            work, metrics = algorithm.step(spec, work, step, clock)
+            work, metrics = take_step(spec, work, step, clock)
         losses.append(metrics["loss"])
     personal, payload = algorithm.finish(spec, work, step[0], clock)
     return personal, payload, torch.stack(losses).mean()
@@ -60,7 +65,9 @@ def compute_client(setup: Setup, client: SimClient, shared: Any, personal: Any, 
     """Run a client's round on its own batches. Errors name the client and the round."""
     batches = batches_of(setup, client, clock)
     with naming(client.name, clock.round), torch_seeded(setup.seed, "steps", client.name, clock.round):
-        personal, payload, loss = client_round(setup.algorithm, client.spec, shared, personal, batches, clock)
+        personal, payload, loss = client_round(
+            setup.algorithm, client.spec, shared, personal, batches, clock, setup.step
+        )
     return personal, payload, float(loss)
 
 
@@ -123,6 +130,23 @@ def find_flaw(state: Any, template: Any) -> str | None:
 
 LARGEST = 1e30
 """Numbers of this size are no result of training; the sum of several would overflow."""
+
+
+def compile_steps(setup: Setup) -> None:
+    """Compile the steps that the run will take, unless the cache has them: workers that are forked then share them."""
+    alike = {(client.spec.group, min(client.batch_size, len(client.train))): client for client in setup.clients}
+    templates = setup.templates
+    with LOCK, one_thread():
+        for client in alike.values():
+            spec = client.spec
+            batches = next(iter(batches_of(setup, client, setup.schedule.clock(0))))
+            known: list[Program] = []
+            for clock in map(setup.schedule.clock, range(setup.schedule.rounds)):
+                if any(program.decisions.hold(clock) for program in known):
+                    continue
+                with torch_seeded(setup.seed, "layout"):
+                    work = setup.algorithm.start(spec, templates.shared, templates.personal[spec.group], clock)
+                known.append(setup.compiled.program(spec, work, batches, clock))
 
 
 def batches_of(setup: Setup, client: SimClient, clock: Clock) -> Iterator[tuple[Batch, ...]]:

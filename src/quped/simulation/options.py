@@ -80,6 +80,13 @@ class TrainingOptions:
             "bias, which then says so in every file and export."
         ),
     )
+    compile: bool = field(
+        default=False,
+        metadata=_help(
+            "Compile the steps of clients, which takes 10 to 60 seconds for each network and stage of a method, and is "
+            "kept for later runs. Results differ from those of plain steps in the last bits."
+        ),
+    )
     schedule_epochs: int | None = field(
         default=None,
         metadata=_help(
@@ -130,6 +137,7 @@ RULES: Mapping[str, Callable[[str, object], object]] = {
     "bad_updates": lambda name, value: check(value in ("stop", "skip"), name, "'stop' or 'skip'", value),
     "max_update_norm": _positive,
     "own_classes": lambda name, value: check(isinstance(value, bool), name, "True or False", value),
+    "compile": lambda name, value: check(isinstance(value, bool), name, "True or False", value),
     "schedule_epochs": _whole(1),
 }
 """What each option may be."""

@@ -17,8 +17,10 @@ from quped.data import Samples
 from quped.errors import BadUpdateError, check
 from quped.models import FunctionalNetwork
 from quped.simulation._naming import naming
+from quped.simulation.compiled import CompiledSteps
 from quped.simulation.options import TrainingOptions
 from quped.simulation.schedule import DEFAULT_BATCH_SIZE, Schedule
+from quped.typing import Batch, Clock, Metrics
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,17 @@ class Setup:
         return cls(algorithm, ready, schedule, seed, global_network, options, order)
 
     @cached_property
+    def compiled(self) -> CompiledSteps:
+        """The steps of the algorithm, compiled."""
+        return CompiledSteps(self.algorithm)
+
+    def step(self, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock) -> tuple[Any, Metrics]:
+        """Take one local step of a client."""
+        if self.options.compile:
+            return self.compiled.step(spec, work, batches, clock)
+        return self.algorithm.step(spec, work, batches, clock)
+
+    @cached_property
     def templates(self) -> "Templates":
         """The forms of all states: those before the first round, and the payload of a round without steps."""
         algorithm, clock = self.algorithm, self.schedule.clock(0)
@@ -146,6 +159,7 @@ class Setup:
             | asdict(self.options.sgd)
             | {"batch_size": self._batch_size()}
             | {name: getattr(self.options, name) for name in ("bad_updates", "max_update_norm", "own_classes")}
+            | ({"compile": True} if self.options.compile else {})
         )
         return {"hyperparameters": asdict(self.algorithm), "training": training}
 

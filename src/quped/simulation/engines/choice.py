@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from quped.errors import InvalidValueError, check, check_whole, did_you_mean
+from quped.simulation.client_round import compile_steps
 from quped.simulation.engines.base import Engine
 from quped.simulation.engines.inline import InlineEngine
 from quped.simulation.engines.processes import ProcessEngine, usable_cores
@@ -46,6 +47,12 @@ class EngineChoice:
 
     def open(self, setup: Setup) -> Engine:
         """Start the engine."""
+        if setup.options.compile:
+            if self.name == "vmapped":
+                raise InvalidValueError(
+                    "The engine 'vmapped' computes clients at once and takes no compiled steps: leave out compile."
+                )
+            compile_steps(setup)
         return ENGINES[self.name].open(setup, self)
 
 

@@ -13,7 +13,7 @@ from torch.func import vmap
 from quped import _tree
 from quped._evaluate import Score
 from quped._rng import torch_seeded
-from quped._vmap import entering_vmap
+from quped._transform import entering
 from quped.algorithms import Deployed
 from quped.errors import BadUpdateError, InvalidValueError, RunError
 from quped.simulation._naming import naming
@@ -128,7 +128,7 @@ class VmapEngine:
         everyones = _tree.map_leaves(lambda leaf: leaf.to(self._device).expand(count, *leaf.shape), shared)
         personals = _tree.map_leaves(stack, *(self._inline.personal(shared, client) for client in group))
         try:
-            with entering_vmap(), torch_seeded(self._setup.seed, "steps", clients[0].name, clock.round):
+            with entering("vmap"), torch_seeded(self._setup.seed, "steps", clients[0].name, clock.round):
                 all_clients = vmap(one_client, randomness="different")
                 results = all_clients(everyones, personals, _tree.map_leaves(stack, *steps))
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:

@@ -1,0 +1,275 @@
+"""Steps that PyTorch's Inductor compiled: once for all clients of a group, and kept in the cache.
+
+`Algorithm.step` is a pure function of tensors, a batch and the clock. It is traced to one graph, gradients, proximal
+maps and the update of weights included, and compiled to a library. Numbers of the clock, such as the learning rate, are
+inputs of the graph; where a step decides by them, there is a graph for each decision. Before it is used, a compiled
+step is compared with the plain one.
+"""
+
+import hashlib
+import logging
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from quped._cache import cache_folder
+from quped._files import locked
+from quped._native import product
+from quped._native.build import is_trusted, processor, store
+from quped._rng import torch_seeded
+from quped._transform import CLOCK_NUMBERS, Decisions, entering, traced_clock
+from quped.algorithms import AnyAlgorithm, ClientSpec
+from quped.errors import QupedError
+from quped.typing import Batch, Clock, Metrics
+
+log = logging.getLogger("quped")
+
+TOLERANCE = 0.05
+"""How far a tensor of a compiled step may end from that of the plain one, as a share of its own step."""
+
+ROUNDING = 1e-4
+"""The same as a share of the step of all tensors, for those whose gradient is nothing but rounding."""
+
+TRIED = 2
+"""Steps that are compared: after the first one, models that began as one differ."""
+
+OPTIONS = {"cpp.threads": 1, "fallback_random": True, "compile_threads": 1, "aot_inductor.precompile_headers": False}
+"""Of Inductor: one thread, as everywhere in an engine, and PyTorch's own random numbers."""
+
+Run = Callable[[list[Tensor]], list[Tensor]]
+
+
+class Program(NamedTuple):
+    """A step for states and batches of one form."""
+
+    decisions: Decisions
+    run: Run | None
+    """None if it could not be compiled."""
+
+
+class CompiledSteps:
+    """Takes an algorithm's steps, compiled where possible."""
+
+    def __init__(self, algorithm: AnyAlgorithm) -> None:
+        self._algorithm = algorithm
+        self._programs: dict[Hashable, list[Program]] = {}
+
+    def __reduce__(self) -> Any:
+        """Travel without libraries: another process takes them from the cache."""
+        return CompiledSteps, (self._algorithm,)
+
+    def step(self, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock) -> tuple[Any, Metrics]:
+        """Take one local step."""
+        run = self.program(spec, work, batches, clock).run
+        if run is None:
+            return self._algorithm.step(spec, work, batches, clock)
+        outputs = iter(run([numbers_of(clock), *flatten((work, batches))[0]]))
+        work = rebuild(work, outputs)
+        return work, {"loss": next(outputs)}
+
+    def program(self, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock) -> Program:
+        """Return the program for such a step, which is made when it is first asked for."""
+        if not fixed(spec, batches):
+            return Program(Decisions(clock), None)
+        programs = self._programs.setdefault((spec.group, *flatten((work, batches))[1]), [])
+        for program in programs:
+            if program.decisions.hold(clock):
+                return program
+        programs.append(self._make(spec, work, batches, clock))
+        return programs[-1]
+
+    def _make(self, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock) -> Program:
+        """Trace and compile a step, and try it."""
+        decisions = Decisions(clock)
+        try:
+            graph, arguments, decisions = trace(self._algorithm, spec, work, batches, clock)
+            run = load(graph, arguments)
+            state = work
+            for _ in range(TRIED):
+                with torch_seeded(0, "compare"):
+                    plain, metrics = self._algorithm.step(spec, state, batches, clock)
+                before, now = flatten(state)[0], [*flatten(plain)[0], metrics["loss"]]
+                with torch_seeded(0, "compare"):
+                    outputs = run([arguments[0], *before, *flatten(batches)[0]])
+                compare(before, now, outputs)
+                state = plain
+        except QupedError:
+            raise
+        except Exception as error:  # whatever PyTorch's compiler, or the C++ compiler, says to somebody's network
+            name = getattr(spec.network, "name", "network")
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(
+                f"The step of {type(self._algorithm).__name__} with {name} is not compiled: {cause} It runs as usual.",
+                stacklevel=2,
+            )
+            log.info("The cause of an uncompiled step:", exc_info=error)
+            return Program(decisions, None)
+        return Program(decisions, run)
+
+
+def fixed(spec: ClientSpec, batches: tuple[Batch, ...]) -> bool:
+    """Say whether a step can and should be compiled.
+
+    The words of a text are as many as there are: each batch has another form. Networks of ours have faster kernels.
+    """
+    rows = all(len(part) == len(batch.labels) for batch in batches for part in batch.inputs)
+    return rows and not any(getattr(network, "has_kernels", False) for network in (spec.network, spec.global_network))
+
+
+def trace(
+    algorithm: AnyAlgorithm, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock
+) -> tuple[GraphModule, list[Tensor], Decisions]:
+    """Return a step as a graph, arguments of it, and the decisions that it followed."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    found: list[Decisions] = []
+
+    def step(*inputs: Tensor) -> list[Tensor]:
+        numbers, *leaves = inputs
+        now, decisions = traced_clock(clock, numbers)
+        found.append(decisions)
+        state, samples = rebuild((work, batches), iter(leaves))
+        moved, metrics = algorithm.step(spec, state, samples, now)
+        leaves, form = flatten(moved)
+        if form != flatten(work)[1]:
+            raise TypeError("Its state has another form than before.")
+        return [*leaves, metrics["loss"]]
+
+    # Copies: of two inputs that are one tensor now, such as x = w before the first step, a graph would know one.
+    arguments = [numbers_of(clock), *(leaf.clone() for leaf in flatten((work, batches))[0])]
+    # Inductor makes attention of few large operations; PyTorch's own one is for long sequences.
+    with entering("tracing"), sdpa_kernel(SDPBackend.MATH):
+        traced = make_fx(step, DECOMPOSED, tracing_mode="fake", _allow_non_fake_inputs=True)
+        graph = traced(*arguments)
+    return graph, arguments, found[-1]
+
+
+def scaled_sum(a: Tensor, b: Any, alpha: float = 1) -> Any:
+    """Compute `torch.add`. Inductor makes a matrix product that is added into one operation, and forgets alpha."""
+    return NotImplemented if alpha == 1 else torch.ops.aten.sub.Tensor(a, torch.ops.aten.mul.Tensor(b, -alpha))
+
+
+DECOMPOSED: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.mm.default: product.mm,
+    torch.ops.aten.addmm.default: product.addmm,
+    torch.ops.aten.add.Tensor: scaled_sum,
+}
+
+
+def load(graph: GraphModule, arguments: list[Tensor]) -> Run:
+    """Return a function that computes a graph; compile it if the cache does not have it."""
+    folder = cache_folder() / "steps"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{digest(graph, arguments)}.pt2"
+    with locked(file.with_suffix(".lock")):
+        if not is_trusted(file):
+            store(file, compiled(graph, arguments))
+        with scratch_folder():
+            loaded = torch._inductor.aoti_load_package(str(file))
+    # Its own call flattens arguments and checks devices, which takes longer than a small network's step.
+    return cast(Run, loaded.loader.run)
+
+
+def compiled(graph: GraphModule, arguments: list[Tensor]) -> bytes:
+    """Compile a graph; return the library."""
+    with scratch_folder() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what PyTorch's compiler says of itself
+        exported = torch.export.export(graph, tuple(arguments))
+        package = folder / "step.pt2"
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(package), inductor_configs=OPTIONS)
+        return package.read_bytes()
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Let Inductor keep its files in a folder that is removed after the block; what is loaded needs it no longer."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR")
+    before = {name: os.environ.get(name) for name in names}
+    with tempfile.TemporaryDirectory(prefix="quped-") as folder:
+        os.environ.update(dict.fromkeys(names, folder))
+        try:
+            yield Path(folder)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def digest(graph: GraphModule, arguments: Sequence[Tensor]) -> str:
+    """Return a name for a graph, its constants, and what compiles it."""
+    found = hashlib.sha256()
+    about = (graph.code, str(OPTIONS), torch.__version__, processor(), torch.__config__.show())
+    forms = [f"{a.dtype} {tuple(a.shape)} {a.stride()}" for a in arguments]
+    found.update("\0".join((*about, *forms)).encode())
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            constant = getattr(graph, node.target)
+            found.update(f"{node.target} {constant.dtype} {tuple(constant.shape)} {constant.stride()}".encode())
+            found.update(constant.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:32]
+
+
+def compare(before: Sequence[Tensor], plain: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """Raise unless each tensor of a compiled step ended where the plain one does, up to rounding."""
+    far, moved = list[float](), list[float]()
+    for start, wanted, got in zip([*before, torch.zeros(())], plain, outputs, strict=True):
+        if wanted.shape != got.shape or wanted.dtype != got.dtype:
+            raise ArithmeticError("Compiled, it gives tensors of another form.")
+        far.append(float(torch.linalg.vector_norm(got.double() - wanted.double())))
+        moved.append(float(torch.linalg.vector_norm(wanted.double() - start.double())))
+    step = math.hypot(*moved)
+    for off, length in zip(far, moved, strict=True):
+        if not off <= TOLERANCE * length + ROUNDING * step:  # NaN is not
+            raise ArithmeticError(f"Compiled, a tensor ends {off / (length or step or 1):.1%} of its step away.")
+
+
+def numbers_of(clock: Clock) -> Tensor:
+    """Return the numbers of a clock as a tensor."""
+    return torch.tensor([float(getattr(clock, name)) for name in CLOCK_NUMBERS], dtype=torch.float64)
+
+
+def flatten(tree: object) -> tuple[list[Tensor], tuple[Hashable, ...]]:
+    """Return the leaves of a tree, without gaps in memory, and its form. Dictionaries count in the order of their keys.
+
+    Faster than `_tree.items`, which makes a path for each leaf: this is done in each step.
+    """
+    leaves: list[Tensor] = []
+    form: list[Hashable] = []
+
+    def add(part: object) -> None:
+        if isinstance(part, Tensor):
+            leaves.append(part.contiguous())
+            form.append((part.shape, part.dtype))
+        elif isinstance(part, dict):
+            keys = sorted(part)
+            form.append(tuple(keys))
+            for key in keys:
+                add(part[key])
+        else:
+            for one in cast(tuple[object, ...], part):
+                add(one)
+
+    add(tree)
+    return leaves, tuple(form)
+
+
+def rebuild(template: Any, leaves: Iterator[Tensor]) -> Any:
+    """Return a tree in the form of a template: the inverse of `flatten`."""
+    if isinstance(template, Tensor):
+        return next(leaves)
+    if isinstance(template, dict):
+        return {key: rebuild(template[key], leaves) for key in sorted(template)}
+    parts = [rebuild(part, leaves) for part in template]
+    return type(template)(*parts) if hasattr(template, "_fields") else tuple(parts)
