@@ -153,13 +153,12 @@ def function_of(number: Any) -> Callable[[Clock], Any]:
     return number.of if isinstance(number, TracedNumber) else lambda clock: number
 
 
-def traced_clock(clock: Clock, numbers: Tensor) -> tuple[Clock, Decisions]:
-    """Return a clock whose numbers are the entries of a tensor, and the decisions that will be made by them."""
-    decisions = Decisions(clock)
+def traced_clock(decisions: Decisions, numbers: Tensor) -> Clock:
+    """Return a clock whose numbers are the entries of a tensor; what is decided by them is remembered."""
     fields = {
         name: TracedNumber(operator.attrgetter(name), numbers[i], decisions) for i, name in enumerate(CLOCK_NUMBERS)
     }
-    return clock._replace(**cast(Any, fields)), decisions
+    return decisions.clock._replace(**cast(Any, fields))
 
 
 CLOCK_NUMBERS = ("round", "epoch", "t", "lr", "initial_lr", "progress")

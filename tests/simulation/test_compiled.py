@@ -9,6 +9,7 @@ from helpers.small_federation import Rounds, algorithms, assert_same, clients, f
 from torch import Tensor, nn
 
 from quped import Client, FedAvg, Federation, FitResult, Local, QuPeD, QupedError, QuPeDPlus, _tree
+from quped._transform import Decisions
 from quped.algorithms import AnyAlgorithm, Quantization
 from quped.models import cnn1
 from quped.simulation import compiled
@@ -45,7 +46,8 @@ def test_the_graph_of_every_algorithm_is_its_step(name: str, phase: Phase) -> No
     """The learning rate and lambda(t) are inputs of the graph: it serves another round, too."""
     algorithm, now, later = algorithms()[name](), CLOCK._replace(phase=phase), LATER._replace(phase=phase)
     spec, work, batches = problem(algorithm, now)
-    graph, arguments, decisions = trace(algorithm, spec, work, batches, now)
+    decisions = Decisions(now)
+    graph, arguments = trace(algorithm, spec, work, batches, decisions)
     close(graph(*arguments), *algorithm.step(spec, work, batches, now))
     assert decisions.hold(later)
     work, _ = algorithm.step(spec, work, batches, now)
@@ -57,7 +59,7 @@ def test_the_graph_of_every_algorithm_is_its_step(name: str, phase: Phase) -> No
 def test_the_graphs_of_other_quantizers_are_their_steps(sharpness: float) -> None:
     algorithm = Local(quantization=Quantization(sharpness=sharpness, center_lr_ratio=0.1))
     spec, work, batches = problem(algorithm, CLOCK)
-    graph, arguments, _ = trace(algorithm, spec, work, batches, CLOCK)
+    graph, arguments = trace(algorithm, spec, work, batches, Decisions(CLOCK))
     close(graph(numbers_of(LATER), *arguments[1:]), *algorithm.step(spec, work, batches, LATER))
 
 
@@ -71,7 +73,8 @@ def test_the_graphs_of_other_quantizers_are_their_steps(sharpness: float) -> Non
 )
 def test_another_stage_needs_another_graph(algorithm: AnyAlgorithm, other: Clock) -> None:
     spec, work, batches = problem(algorithm, CLOCK)
-    decisions = trace(algorithm, spec, work, batches, CLOCK)[2]
+    decisions = Decisions(CLOCK)
+    trace(algorithm, spec, work, batches, decisions)
     assert decisions.hold(CLOCK)
     assert not decisions.hold(other)
 
@@ -95,7 +98,7 @@ def test_no_number_of_the_clock_is_taken_for_a_constant() -> None:
 
     spec, work, batches = problem(FedAvg(), CLOCK)
     with pytest.raises(TypeError, match="float"):
-        trace(Careless(), spec, work, batches, CLOCK)
+        trace(Careless(), spec, work, batches, Decisions(CLOCK))
 
 
 class Dropping(nn.Module):

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -48,6 +49,9 @@ OPTIONS = {"cpp.threads": 1, "fallback_random": True, "compile_threads": 1, "aot
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 
+Flat = tuple[list[Tensor], tuple[Hashable, ...]]
+"""The leaves of a tree, and its form."""
+
 
 class Program(NamedTuple):
     """A step for states and batches of one form."""
@@ -63,6 +67,8 @@ class CompiledSteps:
     def __init__(self, algorithm: AnyAlgorithm) -> None:
         self._algorithm = algorithm
         self._programs: dict[Hashable, list[Program]] = {}
+        self._last: tuple[Any, Flat] = (None, ([], ()))
+        """The state after the last step, and its leaves, with which the next step begins."""
 
     def __reduce__(self) -> Any:
         """Travel without libraries: another process takes them from the cache."""
@@ -73,26 +79,34 @@ class CompiledSteps:
         run = self.program(spec, work, batches, clock).run
         if run is None:
             return self._algorithm.step(spec, work, batches, clock)
-        outputs = iter(run([numbers_of(clock), *flatten((work, batches))[0]]))
-        work = rebuild(work, outputs)
-        return work, {"loss": next(outputs)}
+        leaves, form = self._flat(work)
+        outputs = run([numbers_of(clock), *leaves, *flatten(batches)[0]])
+        *leaves, loss = (output.contiguous() for output in outputs)
+        moved = rebuild(work, iter(leaves))
+        self._last = moved, (leaves, form)
+        return moved, {"loss": loss}
 
     def program(self, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock) -> Program:
         """Return the program for such a step, which is made when it is first asked for."""
         if not fixed(spec, batches):
             return Program(Decisions(clock), None)
-        programs = self._programs.setdefault((spec.group, *flatten((work, batches))[1]), [])
+        programs = self._programs.setdefault((spec.group, self._flat(work)[1], flatten(batches)[1]), [])
         for program in programs:
             if program.decisions.hold(clock):
                 return program
         programs.append(self._make(spec, work, batches, clock))
         return programs[-1]
 
+    def _flat(self, work: Any) -> Flat:
+        """Return the leaves of a state, and its form."""
+        state, flat = self._last
+        return flat if state is work else flatten(work)
+
     def _make(self, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock) -> Program:
         """Trace and compile a step, and try it."""
         decisions = Decisions(clock)
         try:
-            graph, arguments, decisions = trace(self._algorithm, spec, work, batches, clock)
+            graph, arguments = trace(self._algorithm, spec, work, batches, decisions)
             run = load(graph, arguments)
             state = work
             for _ in range(TRIED):
@@ -127,31 +141,27 @@ def fixed(spec: ClientSpec, batches: tuple[Batch, ...]) -> bool:
 
 
 def trace(
-    algorithm: AnyAlgorithm, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock
-) -> tuple[GraphModule, list[Tensor], Decisions]:
-    """Return a step as a graph, arguments of it, and the decisions that it followed."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    found: list[Decisions] = []
+    algorithm: AnyAlgorithm, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], decisions: Decisions
+) -> tuple[GraphModule, list[Tensor]]:
+    """Return a step as a graph, and arguments of it; what it decides by the clock is remembered."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # here, because it imports SymPy
 
     def step(*inputs: Tensor) -> list[Tensor]:
         numbers, *leaves = inputs
-        now, decisions = traced_clock(clock, numbers)
-        found.append(decisions)
         state, samples = rebuild((work, batches), iter(leaves))
-        moved, metrics = algorithm.step(spec, state, samples, now)
+        moved, metrics = algorithm.step(spec, state, samples, traced_clock(decisions, numbers))
         leaves, form = flatten(moved)
         if form != flatten(work)[1]:
             raise TypeError("Its state has another form than before.")
         return [*leaves, metrics["loss"]]
 
     # Copies: of two inputs that are one tensor now, such as x = w before the first step, a graph would know one.
-    arguments = [numbers_of(clock), *(leaf.clone() for leaf in flatten((work, batches))[0])]
+    arguments = [numbers_of(decisions.clock), *(leaf.clone() for leaf in flatten((work, batches))[0])]
     # Inductor makes attention of few large operations; PyTorch's own one is for long sequences.
     with entering("tracing"), sdpa_kernel(SDPBackend.MATH):
         traced = make_fx(step, DECOMPOSED, tracing_mode="fake", _allow_non_fake_inputs=True)
         graph = traced(*arguments)
-    return graph, arguments, found[-1]
+    return graph, arguments
 
 
 def scaled_sum(a: Tensor, b: Any, alpha: float = 1) -> Any:
@@ -235,12 +245,13 @@ def compare(before: Sequence[Tensor], plain: Sequence[Tensor], outputs: Sequence
             raise ArithmeticError(f"Compiled, a tensor ends {off / (length or step or 1):.1%} of its step away.")
 
 
+@lru_cache(maxsize=1)
 def numbers_of(clock: Clock) -> Tensor:
     """Return the numbers of a clock as a tensor."""
     return torch.tensor([float(getattr(clock, name)) for name in CLOCK_NUMBERS], dtype=torch.float64)
 
 
-def flatten(tree: object) -> tuple[list[Tensor], tuple[Hashable, ...]]:
+def flatten(tree: object) -> Flat:
     """Return the leaves of a tree, without gaps in memory, and its form. Dictionaries count in the order of their keys.
 
     Faster than `_tree.items`, which makes a path for each leaf: this is done in each step.
