@@ -81,9 +81,11 @@ class TracedNumber:
         )
 
     def _compared(self, compare: Compare, other: Any) -> bool:
-        """Return how this number compares to another one."""
-        second = function_of(other)
-        return self.decisions.decide(lambda clock: compare(self.of(clock), second(clock)))
+        """Return how this number compares to another one; to a tensor, as part of the graph."""
+        if isinstance(other, Tensor):
+            return compare(self.tensor, other)
+        first, second = self.of, function_of(other)
+        return self.decisions.decide(lambda clock: compare(first(clock), second(clock)))
 
     def __add__(self, other: Any) -> Any:
         return self._combined(operator.add, self, other)
@@ -167,11 +169,13 @@ CLOCK_NUMBERS = ("round", "epoch", "t", "lr", "initial_lr", "progress")
 
 def plus(a: Tensor, b: Tensor, scale: float) -> Tensor:
     """Return a + scale * b."""
-    return a + b * scale if isinstance(scale, TracedNumber) else torch.add(a, b, alpha=scale)
+    if isinstance(scale, TracedNumber):
+        return (a + b * scale.tensor).to(a.dtype)  # with 0-dim tensors, the number's type would win
+    return torch.add(a, b, alpha=scale)
 
 
 def shrunk(x: Tensor, bound: float) -> Tensor:
     """Return x moved toward 0 by a bound, at most to 0."""
     if isinstance(bound, TracedNumber):
-        return x - x.clamp(-bound.tensor, bound.tensor)
+        return (x - x.clamp(-bound.tensor, bound.tensor)).to(x.dtype)
     return functional.softshrink(x, bound)

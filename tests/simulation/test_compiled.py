@@ -1,5 +1,6 @@
 """Compiled steps compute what plain ones do, with any clock; what cannot be compiled runs as it is, and says so."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from helpers.small_federation import Rounds, algorithms, assert_same, clients, f
 from torch import Tensor, nn
 
 from quped import Client, FedAvg, Federation, FitResult, Local, QuPeD, QupedError, QuPeDPlus, _tree
-from quped._transform import Decisions
+from quped._transform import Decisions, TracedNumber
 from quped.algorithms import AnyAlgorithm, Quantization
 from quped.models import cnn1
+from quped.quant import LinearSchedule, prox
 from quped.simulation import compiled
 from quped.simulation.compiled import CompiledSteps, compare, flatten, numbers_of, rebuild, trace
 from quped.testing import small_batches, small_spec
@@ -101,6 +103,23 @@ def test_no_number_of_the_clock_is_taken_for_a_constant() -> None:
         trace(Careless(), spec, work, batches, Decisions(CLOCK))
 
 
+class Cutting(FedAvg):
+    """FedAvg that sets weights smaller than the learning rate to 0."""
+
+    def step(self, spec: Any, work: Any, batches: Any, clock: Clock) -> Any:
+        moved, metrics = super().step(spec, work, batches, clock)
+        params = {k: torch.where(v.abs() < clock.lr, 0, v) for k, v in moved.w.params.items()}
+        return moved._replace(w=moved.w._replace(params=params)), metrics
+
+
+def test_a_comparison_with_a_tensor_is_part_of_the_graph() -> None:
+    spec, work, batches = problem(Cutting(), CLOCK)
+    decisions = Decisions(CLOCK)
+    graph, arguments = trace(Cutting(), spec, work, batches, decisions)
+    assert decisions.hold(LATER)
+    close(graph(numbers_of(LATER), *arguments[1:]), *Cutting().step(spec, work, batches, LATER))
+
+
 class Dropping(nn.Module):
     """Convolution, BatchNorm and dropout, with a frozen layer; for inputs of 6 numbers."""
 
@@ -150,6 +169,7 @@ def test_compiled_runs_agree_with_plain_ones_and_in_all_engines(cache: Path, tmp
         for path, leaf in _tree.items(model.state):
             torch.testing.assert_close(compiled_model[path], leaf, rtol=1e-4, atol=1e-6, msg=path)
     inline = train(QuPeD(), Dropping, compile=True)
+    test_the_name_of_a_library_stays()
     libraries = sorted((cache / "steps").glob("*.pt2"))
     assert libraries
     assert_same(train(QuPeD(), Dropping, compile=True, workers=2), inline)
@@ -164,6 +184,7 @@ def test_compiled_runs_agree_with_plain_ones_and_in_all_engines(cache: Path, tmp
     with pytest.raises(KeyboardInterrupt):
         train(QuPeD(), Dropping, compile=True, checkpoints=folder, checkpoint_every=1, callbacks=[Rounds(stop)])
     assert_same(train(QuPeD(), Dropping, compile=True, checkpoints=folder), inline)
+    assert sorted((cache / "steps").glob("*.pt2")) == libraries
     damaged = libraries[0]
     damaged.write_bytes(damaged.read_bytes()[:-100])
     assert_same(train(QuPeD(), Dropping, compile=True), inline)
@@ -202,18 +223,89 @@ class Perceptron(nn.Sequential):
 def test_a_wrong_library_is_not_used(monkeypatch: pytest.MonkeyPatch, flaw: str) -> None:
     """A compiler may be wrong: its first step is compared."""
 
-    def load(graph: Any, arguments: list[Tensor]) -> Any:
+    def load(graph: Any, arguments: list[Tensor], check: Any) -> Any:
         def run(inputs: list[Tensor]) -> list[Tensor]:
             outputs: list[Tensor] = graph(*inputs)
             wrong = {"far": outputs[0] + 0.1, "nan": outputs[0] * float("nan"), "form": outputs[0][:1]}[flaw]
             return [wrong, *outputs[1:]]
 
+        check(run)
         return run
 
     monkeypatch.setattr(compiled, "load", load)
     with pytest.warns(UserWarning, match=r"is not compiled: Compiled, (a tensor ends .* away|it gives tensors)"):
         result = train(FedAvg(), Perceptron, compile=True)
     assert_same(result, train(FedAvg(), Perceptron))
+
+
+def by_graph(graph: Any, arguments: list[Tensor], check: Any) -> Any:
+    """Stand for `load`: compute a graph as PyTorch does."""
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        outputs: list[Tensor] = graph(*inputs)
+        return outputs
+
+    check(run)
+    return run
+
+
+def test_the_comparison_sees_what_lambda_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the beginning of a run lambda(t) is 0: a graph is tried with a later clock."""
+    monkeypatch.setattr(compiled, "load", by_graph)
+    pulled = QuPeD(quantization=Quantization(lam={2: LinearSchedule(0.05)}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(pulled, Dropping, compile=True, steps_per_epoch=2)
+
+    def outward(x: Tensor, bound: Any) -> Tensor:
+        if not isinstance(bound, TracedNumber):
+            return nn.functional.softshrink(x, bound)
+        return x + x.clamp(-bound.tensor, bound.tensor).to(x.dtype)
+
+    monkeypatch.setattr(prox, "shrunk", outward)
+    with pytest.warns(UserWarning, match=r"is not compiled: Compiled, a tensor ends .* away"):
+        train(pulled, Dropping, compile=True, steps_per_epoch=2)
+
+
+class Scaled(nn.Module):
+    """A perceptron that learns the scale of its logits, a tensor without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.perceptron = Perceptron()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.perceptron(inputs) * self.scale
+        return logits
+
+
+def test_a_tensor_without_dimensions_keeps_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "load", by_graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result, plain = (train(FedAvg(), Scaled, compile=wanted) for wanted in (True, False))
+    for path, leaf in _tree.items(plain.models["c0"].state):
+        torch.testing.assert_close(dict(_tree.items(result.models["c0"].state))[path], leaf, rtol=1e-4, atol=1e-6)
+
+
+def test_clients_with_many_sizes_of_batches_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "load", by_graph)
+    monkeypatch.setattr(compiled, "MOST_FORMS", 2)
+    sizes = {f"c{i}": samples(i, 6 + 3 * i) for i in range(3)}
+    members = [Client(name, train=data, test=None, model=Perceptron) for name, data in sizes.items()]
+    with pytest.warns(UserWarning, match="Its batches have more than 2 sizes"):
+        Federation(members, FedAvg()).fit(epochs=1, batch_size=20, workers=0, compile=True, progress=False)
+
+
+def test_a_state_of_something_else_is_an_error() -> None:
+    with pytest.raises(QupedError, match="With compile=True, states hold tensors alone, not int"):
+        flatten((torch.ones(1), 3))
+
+
+def test_the_name_of_a_library_stays() -> None:
+    """Compiling adds options to those that Inductor was given, not to ours."""
+    assert "aot_inductor.package" not in compiled.OPTIONS
 
 
 def test_a_step_that_differs_by_rounding_passes() -> None:

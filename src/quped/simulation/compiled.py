@@ -30,7 +30,7 @@ from quped._native.build import is_trusted, processor, store
 from quped._rng import torch_seeded
 from quped._transform import CLOCK_NUMBERS, Decisions, entering, traced_clock
 from quped.algorithms import AnyAlgorithm, ClientSpec
-from quped.errors import QupedError
+from quped.errors import InvalidValueError, QupedError
 from quped.typing import Batch, Clock, Metrics
 
 log = logging.getLogger("quped")
@@ -40,6 +40,9 @@ TOLERANCE = 0.05
 
 ROUNDING = 1e-4
 """The same as a share of the step of all tensors, for those whose gradient is nothing but rounding."""
+
+MOST_FORMS = 8
+"""Sizes of batches in a group, above which steps are not compiled."""
 
 TRIED = 2
 """Steps that are compared: after the first one, models that began as one differ."""
@@ -66,7 +69,8 @@ class CompiledSteps:
 
     def __init__(self, algorithm: AnyAlgorithm) -> None:
         self._algorithm = algorithm
-        self._programs: dict[Hashable, list[Program]] = {}
+        self._programs: dict[int, dict[Hashable, list[Program]]] = {}
+        """For each group of clients and form of their states and batches."""
         self._last: tuple[Any, Flat] = (None, ([], ()))
         """The state after the last step, and its leaves, with which the next step begins."""
 
@@ -90,10 +94,14 @@ class CompiledSteps:
         """Return the program for such a step, which is made when it is first asked for."""
         if not fixed(spec, batches):
             return Program(Decisions(clock), None)
-        programs = self._programs.setdefault((spec.group, self._flat(work)[1], flatten(batches)[1]), [])
+        form = self._flat(work)[1], flatten(batches)[1]
+        programs = self._programs.setdefault(spec.group, {}).setdefault(form, [])
         for program in programs:
             if program.decisions.hold(clock):
                 return program
+        if len(self._programs[spec.group]) > MOST_FORMS:
+            self._warn(spec, f"Its batches have more than {MOST_FORMS} sizes.")
+            return Program(Decisions(clock), None)
         programs.append(self._make(spec, work, batches, clock))
         return programs[-1]
 
@@ -103,32 +111,35 @@ class CompiledSteps:
         return flat if state is work else flatten(work)
 
     def _make(self, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock) -> Program:
-        """Trace and compile a step, and try it."""
+        """Trace and compile a step; one that was compiled just now is tried."""
         decisions = Decisions(clock)
         try:
             graph, arguments = trace(self._algorithm, spec, work, batches, decisions)
-            run = load(graph, arguments)
-            state = work
-            for _ in range(TRIED):
-                with torch_seeded(0, "compare"):
-                    plain, metrics = self._algorithm.step(spec, state, batches, clock)
-                before, now = flatten(state)[0], [*flatten(plain)[0], metrics["loss"]]
-                with torch_seeded(0, "compare"):
-                    outputs = run([arguments[0], *before, *flatten(batches)[0]])
-                compare(before, now, outputs)
-                state = plain
+            run = load(graph, arguments, lambda run: self._try(run, spec, work, batches, clock))
         except QupedError:
             raise
         except Exception as error:  # whatever PyTorch's compiler, or the C++ compiler, says to somebody's network
-            name = getattr(spec.network, "name", "network")
-            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(
-                f"The step of {type(self._algorithm).__name__} with {name} is not compiled: {cause} It runs as usual.",
-                stacklevel=2,
-            )
+            self._warn(spec, (str(error).strip() or type(error).__name__).splitlines()[0])
             log.info("The cause of an uncompiled step:", exc_info=error)
             return Program(decisions, None)
         return Program(decisions, run)
+
+    def _try(self, run: Run, spec: ClientSpec, work: Any, batches: tuple[Batch, ...], clock: Clock) -> None:
+        """Raise unless a compiled step does what the plain one does; the second time after a step of another model."""
+        for seed in range(TRIED):
+            with torch_seeded(seed, "compare"):
+                plain, metrics = self._algorithm.step(spec, work, batches, clock)
+            before, now = flatten(work)[0], [*flatten(plain)[0], metrics["loss"]]
+            with torch_seeded(seed, "compare"):
+                outputs = run([numbers_of(clock), *before, *flatten(batches)[0]])
+            compare(before, now, outputs)
+            work = plain
+
+    def _warn(self, spec: ClientSpec, cause: str) -> None:
+        """Warn that a step is not compiled."""
+        name = getattr(spec.network, "name", "network")
+        method = type(self._algorithm).__name__
+        warnings.warn(f"The step of {method} with {name} is not compiled: {cause} It runs as usual.", stacklevel=3)
 
 
 def fixed(spec: ClientSpec, batches: tuple[Batch, ...]) -> bool:
@@ -176,28 +187,39 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
 }
 
 
-def load(graph: GraphModule, arguments: list[Tensor]) -> Run:
-    """Return a function that computes a graph; compile it if the cache does not have it."""
-    folder = cache_folder() / "steps"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{digest(graph, arguments)}.pt2"
+def load(graph: GraphModule, arguments: list[Tensor], check: Callable[[Run], None]) -> Run:
+    """Return a function that computes a graph; compile and check it if the cache does not have it."""
+    file = cache_folder() / "steps" / f"{digest(graph, arguments)}.pt2"
+    if is_trusted(file):
+        return opened(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_suffix(".lock")):
-        if not is_trusted(file):
-            store(file, compiled(graph, arguments))
-        with scratch_folder():
-            loaded = torch._inductor.aoti_load_package(str(file))
+        if is_trusted(file):  # by now, of another process
+            return opened(file)
+        with scratch_folder() as folder:
+            made = compiled(graph, arguments, folder / file.name)
+            run = opened(made)
+            check(run)
+            store(file, made.read_bytes())
+    return run
+
+
+def opened(file: Path) -> Run:
+    """Return the function of a library."""
+    with scratch_folder():
+        loaded = torch._inductor.aoti_load_package(str(file))
     # Its own call flattens arguments and checks devices, which takes longer than a small network's step.
     return cast(Run, loaded.loader.run)
 
 
-def compiled(graph: GraphModule, arguments: list[Tensor]) -> bytes:
-    """Compile a graph; return the library."""
-    with scratch_folder() as folder, warnings.catch_warnings():
+def compiled(graph: GraphModule, arguments: list[Tensor], file: Path) -> Path:
+    """Compile a graph; return the file of its library."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PyTorch's compiler says of itself
         exported = torch.export.export(graph, tuple(arguments))
-        package = folder / "step.pt2"
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(package), inductor_configs=OPTIONS)
-        return package.read_bytes()
+        options = dict(OPTIONS)  # Inductor adds its own
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(file), inductor_configs=options)
+    return file
 
 
 @contextmanager
@@ -233,16 +255,21 @@ def digest(graph: GraphModule, arguments: Sequence[Tensor]) -> str:
 
 def compare(before: Sequence[Tensor], plain: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
     """Raise unless each tensor of a compiled step ended where the plain one does, up to rounding."""
-    far, moved = list[float](), list[float]()
-    for start, wanted, got in zip([*before, torch.zeros(())], plain, outputs, strict=True):
-        if wanted.shape != got.shape or wanted.dtype != got.dtype:
-            raise ArithmeticError("Compiled, it gives tensors of another form.")
-        far.append(float(torch.linalg.vector_norm(got.double() - wanted.double())))
-        moved.append(float(torch.linalg.vector_norm(wanted.double() - start.double())))
-    step = math.hypot(*moved)
-    for off, length in zip(far, moved, strict=True):
+    *states, loss = zip([*before, torch.zeros(())], plain, outputs, strict=True)
+    if any(wanted.shape != got.shape or wanted.dtype != got.dtype for _, wanted, got in (*states, loss)):
+        raise ArithmeticError("Compiled, it gives tensors of another form.")
+    moved = [distance(start, wanted) for start, wanted, _ in states]
+    far = [distance(got, wanted) for _, wanted, got in states]
+    # Counters and statistics of a network move farther than its weights.
+    step = math.hypot(*(length for length, (start, *_) in zip(moved, states, strict=True) if start.dim() > 1))
+    for off, length in [*zip(far, moved, strict=True), (distance(loss[1], loss[2]), distance(*loss[:2]))]:
         if not off <= TOLERANCE * length + ROUNDING * step:  # NaN is not
             raise ArithmeticError(f"Compiled, a tensor ends {off / (length or step or 1):.1%} of its step away.")
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Return the Euclidean distance of two tensors."""
+    return float(torch.linalg.vector_norm(a.double() - b.double()))
 
 
 @lru_cache(maxsize=1)
@@ -268,9 +295,11 @@ def flatten(tree: object) -> Flat:
             form.append(tuple(keys))
             for key in keys:
                 add(part[key])
-        else:
-            for one in cast(tuple[object, ...], part):
+        elif isinstance(part, tuple):
+            for one in part:
                 add(one)
+        else:
+            raise InvalidValueError(f"With compile=True, states hold tensors alone, not {type(part).__name__}.")
 
     add(tree)
     return leaves, tuple(form)
