@@ -58,8 +58,32 @@ class Decisions:
         return clock.phase == self.clock.phase and all(test(clock) is answer for test, answer in self._made)
 
 
-Compare = Callable[[Any, Any], bool]
-Combine = Callable[[Any, Any], Any]
+def arithmetic(combine: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return an operator of traced numbers, and the same for a traced number on the right."""
+
+    def combined(left: Any, right: Any, decisions: Decisions) -> Any:
+        tensor = combine(tensor_of(left), tensor_of(right))
+        if isinstance(left, Tensor) or isinstance(right, Tensor):
+            return tensor
+        first, second = function_of(left), function_of(right)
+        return TracedNumber(lambda clock: combine(first(clock), second(clock)), tensor, decisions)
+
+    return (
+        lambda self, other: combined(self, other, self.decisions),
+        lambda self, other: combined(other, self, self.decisions),
+    )
+
+
+def comparison(compare: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return a comparison of traced numbers: with a number a decision, with a tensor a part of the graph."""
+
+    def compared(self: "TracedNumber", other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return compare(self.tensor, other)
+        first, second = self.of, function_of(other)
+        return self.decisions.decide(lambda clock: compare(first(clock), second(clock)))
+
+    return compared
 
 
 class TracedNumber:
@@ -69,77 +93,23 @@ class TracedNumber:
     def __init__(self, of: Callable[[Clock], float], tensor: Tensor, decisions: Decisions) -> None:
         self.of, self.tensor, self.decisions = of, tensor, decisions
 
-    def _combined(self, combine: Combine, left: Any, right: Any) -> Any:
-        """Return what two operands make, one of which is this number."""
-        if isinstance(left, Tensor) or isinstance(right, Tensor):
-            return combine(tensor_of(left), tensor_of(right))
-        first, second = function_of(left), function_of(right)
-        return TracedNumber(
-            lambda clock: combine(first(clock), second(clock)),
-            combine(tensor_of(left), tensor_of(right)),
-            self.decisions,
-        )
-
-    def _compared(self, compare: Compare, other: Any) -> bool:
-        """Return how this number compares to another one; to a tensor, as part of the graph."""
-        if isinstance(other, Tensor):
-            return compare(self.tensor, other)
-        first, second = self.of, function_of(other)
-        return self.decisions.decide(lambda clock: compare(first(clock), second(clock)))
-
-    def __add__(self, other: Any) -> Any:
-        return self._combined(operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._combined(operator.add, other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._combined(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._combined(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._combined(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._combined(operator.mul, other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._combined(operator.truediv, self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._combined(operator.truediv, other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._combined(operator.pow, self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._combined(operator.pow, other, self)
+    __add__, __radd__ = arithmetic(operator.add)
+    __sub__, __rsub__ = arithmetic(operator.sub)
+    __mul__, __rmul__ = arithmetic(operator.mul)
+    __truediv__, __rtruediv__ = arithmetic(operator.truediv)
+    __pow__, __rpow__ = arithmetic(operator.pow)
+    __lt__, __le__ = comparison(operator.lt), comparison(operator.le)
+    __gt__, __ge__ = comparison(operator.gt), comparison(operator.ge)
+    __eq__, __ne__ = comparison(operator.eq), comparison(operator.ne)
 
     def __neg__(self) -> Any:
-        return self._combined(operator.mul, -1, self)
+        return self * -1
 
-    def __lt__(self, other: Any) -> bool:
-        return self._compared(operator.lt, other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compared(operator.le, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compared(operator.gt, other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compared(operator.ge, other)
-
-    def __eq__(self, other: object) -> bool:
-        return self._compared(operator.eq, other)
+    def __bool__(self) -> bool:
+        return bool(self != 0)
 
     def __hash__(self) -> int:
         raise TypeError("a number of the clock has no hash while a step is traced")
-
-    def __bool__(self) -> bool:
-        return self._compared(operator.ne, 0)
 
     def __format__(self, spec: str) -> str:
         return format(self.of(self.decisions.clock), spec)
