@@ -1,6 +1,6 @@
 """Matrix products by oneDNN, for compiled steps.
 
-PyTorch leaves products of float32 matrices to MKL, which uses half of the vector width of recent AMD processors.
+PyTorch leaves products of float32 matrices to MKL, which takes up to twice as long on recent AMD processors.
 """
 
 from collections.abc import Callable
