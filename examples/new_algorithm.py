@@ -2,7 +2,7 @@
 
     python examples/new_algorithm.py
 
-FedAvgM is FedAvg with momentum at the server (Hsu, Qi and Brown, 2019, arXiv:1909.06335).
+FedAdagrad is FedAvg with Adagrad at the server (Reddi et al., Adaptive Federated Optimization, 2021).
 """
 
 from dataclasses import dataclass
@@ -20,33 +20,33 @@ from quped.typing import ModelState, Params
 
 
 class Shared(NamedTuple):
-    """The state of the server: the global model, and the direction in which it moves."""
+    """The state of the server: the global model, and how far each weight has moved. `server` is not sent to clients."""
 
     w: ModelState
-    velocity: Params
+    server: Params
 
 
 @dataclass(frozen=True)
-class FedAvgM(FedAvg):
-    """v <- beta v + (mean of w_i) - w, then w <- w + v."""
+class FedAdagrad(FedAvg):
+    """d = (mean of w_i) - w, then s <- s + d^2, then w <- w + eta d / (sqrt(s) + 0.01)."""
 
-    beta: float = 0.6
-    name: ClassVar[str] = "fedavgm"
+    eta: float = 0.1
+    name: ClassVar[str] = "fedadagrad"
 
     def init_shared(self, spec: ClientSpec) -> Shared:
-        """Start at rest."""
-        w = spec.global_initial
-        return Shared(w, {name: value * 0 for name, value in w.params.items()})
+        """Start with no move."""
+        return Shared(spec.global_initial, {name: value * 0 for name, value in spec.global_initial.params.items()})
 
     def server_update(self, shared: Shared, mean: Global) -> Shared:
-        """Move on, and toward the mean of the clients."""
-        w, new = shared.w.params, super().server_update(Global(shared.w), mean).w
-        velocity = {name: self.beta * v + new.params[name] - w[name] for name, v in shared.velocity.items()}
-        return Shared(ModelState({name: w[name] + v for name, v in velocity.items()}, new.buffers), velocity)
+        """Move toward the mean of the clients, by less where weights have moved a lot."""
+        d = {name: value - shared.w.params[name] for name, value in mean.w.params.items()}
+        s = {name: value + d[name] ** 2 for name, value in shared.server.items()}
+        w = {name: value + self.eta * d[name] / (s[name] ** 0.5 + 0.01) for name, value in shared.w.params.items()}
+        return Shared(ModelState(w, shared.w.buffers | mean.w.buffers), s)
 
 
-check_algorithm(FedAvgM())  # pure, deterministic, the same in worker processes and after an interruption
-print("FedAvgM keeps the contracts.")
+check_algorithm(FedAdagrad())  # pure, deterministic, the same in worker processes and after an interruption
+print("FedAdagrad keeps the contracts.")
 
 digits = DATASETS["digits"]()
 network = partial(build, "mlp", digits.input_shape, digits.classes, hidden=(32, 32))
@@ -54,6 +54,6 @@ clients = [
     Client(f"c{i}", subset(digits.train, share.train), subset(digits.test, share.test), network)
     for i, share in enumerate(split(digits, "classes=3", 10, seed=0))
 ]
-for algorithm in (FedAvg(), FedAvgM()):
+for algorithm in (FedAvg(), FedAdagrad()):
     accuracy = Federation(clients, algorithm).fit(epochs=10, local_steps=3, progress=False).accuracy
     print(f"{algorithm.name}: {sum(accuracy.values()) / len(accuracy):.1%}")

@@ -17,7 +17,7 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 PRINTED = {
     "fleet.py": r"laptop-3 +\d+\.\d% +\d+\.\d% +\d+ B +21008 B\n$",
     "microcontroller.py": r"compiled and run on \d+ inputs: same classes.*\n(The compiled program: (\d+\.\d)%.*\n)?$",
-    "new_algorithm.py": r"keeps the contracts\.\nfedavg: \d+\.\d%\nfedavgm: \d+\.\d%\n$",
+    "new_algorithm.py": r"keeps the contracts\.\nfedavg: \d+\.\d%\nfedadagrad: \d+\.\d%\n$",
     "own_loop.py": r"epoch 20: 9\d\.\d% on test images\n.*digits\.quped: \d{4} bytes instead of 104488\n$",
 }
 """What the output of each script ends with."""

@@ -101,10 +101,13 @@ def default(field: Field[Any]) -> str:
 
 
 def statements(kind: type) -> Iterator[tuple[ast.stmt, ast.stmt | None]]:
-    """Yield the statements of a class and its methods, each with the one that follows."""
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            yield from zip(node.body, [*node.body[1:], None], strict=True)
+    """Yield the statements of a class and its methods, each with the one that follows; first inherited fields."""
+    for one in reversed(kind.__mro__):
+        if one is not kind and not is_dataclass(one):
+            continue
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(one)))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                yield from zip(node.body, [*node.body[1:], None], strict=True)
 
 
 def attribute_docs(kind: type) -> dict[str, str]:

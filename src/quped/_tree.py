@@ -1,5 +1,6 @@
 """Arithmetic on trees of tensors: dictionaries and NamedTuples, nested, with tensors as leaves."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -87,6 +88,11 @@ def add_scaled(a: Params, b: Params, scale: float) -> Params:
 def difference(a: Params, b: Params) -> Params:
     """Return a - b."""
     return {k: v - b[k] for k, v in a.items()}
+
+
+def norm(a: Params) -> float:
+    """Return the length of `a` as one vector."""
+    return math.sqrt(sum(float(v.square().sum(dtype=torch.float64)) for v in a.values()))
 
 
 def zeros_like(a: Params) -> Params:

@@ -26,15 +26,18 @@ from helpers.linear_model import (
     probabilities,
     spec,
 )
+from helpers.small_federation import clients
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quped import Federation
 from quped._losses import cross_entropy
 from quped.algorithms import (
     FML,
     SGD,
     ClientSpec,
     FedAvg,
+    FedAvgFT,
     Local,
     PerFedAvg,
     PFedMe,
@@ -44,10 +47,12 @@ from quped.algorithms import (
     _algorithm1,
 )
 from quped.algorithms._algorithm1 import Learner, Problem
-from quped.algorithms.base import Global
+from quped.algorithms.base import Global, broadcast
+from quped.algorithms.fedavgft import Payload as Sent
 from quped.algorithms.qupel import Shared as QuPeLShared
 from quped.errors import InvalidValueError
 from quped.quant import LinearSchedule
+from quped.simulation import TrainingOptions
 from quped.typing import Clock, ModelState, Params, Phase
 
 X = np.array([0.9, -0.4])
@@ -510,6 +515,37 @@ def test_fedavg_step() -> None:
     work = algorithm.start(t, Global(model(W)), algorithm.init_personal(t, Global(model(W))), clock())
     work, _ = algorithm.step(t, work, (batch(),), clock())
     np.testing.assert_allclose(v(work.w.params), W - LR * (ce_gradient(W) + 0.1 * W), rtol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(server_momentum=0.6), FedAvgFT(server_momentum=0.6)])
+def test_server_momentum_by_hand(algorithm: FedAvg | FedAvgFT) -> None:
+    """d = mean - w;  v <- d + 0.6 v, cut to 2 ||d||;  w <- w + d + 0.6 v. The clients hardly move in the last round."""
+    shared: Any = algorithm.init_shared(spec(X, W))
+    w, velocity = W, np.zeros_like(W)
+    cuts: list[float] = []
+    for moved in (np.array([0.3, 0.1]), np.array([-0.2, 0.2]), np.array([0.01, 0.02])):
+        mean = w + moved
+        payload: Any = Global(model(mean)) if isinstance(algorithm, FedAvg) else Sent(model(mean), torch.tensor(1.0))
+        shared = algorithm.server_update(shared, payload)
+        velocity = 0.6 * velocity + moved
+        cuts.append(min(1.0, float(2 * np.linalg.norm(moved) / np.linalg.norm(velocity))))
+        velocity *= cuts[-1]
+        w = w + moved + 0.6 * velocity
+        np.testing.assert_allclose(v(shared.w.params), w, rtol=1e-12)
+    assert cuts[:2] == [1, 1]
+    assert cuts[2] < 0.5
+
+
+def test_the_velocity_of_the_server_is_not_sent() -> None:
+    shared = FedAvg(server_momentum=0.6).init_shared(spec(X, W))
+    assert shared.server
+    assert not broadcast(shared).server
+    assert torch.equal(broadcast(shared).w.params["v"], shared.w.params["v"])
+    members, options = clients(FedAvg()), TrainingOptions()
+    with_momentum, without = (
+        Federation(members, FedAvg(server_momentum=momentum)).setup(options) for momentum in (0.6, 0.0)
+    )
+    assert with_momentum.sent == without.sent
 
 
 def test_pfedme_step() -> None:

@@ -16,6 +16,7 @@ source = "nowhere"
 
 [rows]
 fedavg = {}
+fedavg-momentum = {}
 fedavgft-2bit = {}
 qupedplus = {}
 qupedplus-2bit = {}
@@ -50,7 +51,7 @@ def outcome(record: dict[str, Any] | None) -> tuple[Any, ...]:
 def test_a_run_from_fedavgs_model_ends_as_a_whole_run(row: str, tmp_path: Path) -> None:
     table = small_table(tmp_path, text=TABLE)
     whole = execute(one_run(table, row), tmp_path / "whole", workers=0)
-    execute(one_run(table, "fedavg"), tmp_path / "begun", workers=0)
+    execute(one_run(table, "fedavg-momentum" if "plus" in row else "fedavg"), tmp_path / "begun", workers=0)
     begun = execute(one_run(table, row), tmp_path / "begun", workers=0)
     assert whole is not None
     assert begun is not None
@@ -63,6 +64,7 @@ def test_a_run_from_fedavgs_model_ends_as_a_whole_run(row: str, tmp_path: Path) 
 def test_other_clients_or_methods_do_not_start_there(tmp_path: Path) -> None:
     table = small_table(tmp_path, text=TABLE)
     execute(one_run(table, "fedavg"), tmp_path, workers=0)
+    execute(one_run(table, "fedavg-momentum"), tmp_path, workers=0)
     for other in (
         one_run(table, "quped-2bit-warmup"),
         one_run(table, "qupedplus", seed=1),
@@ -76,7 +78,7 @@ def test_other_clients_or_methods_do_not_start_there(tmp_path: Path) -> None:
 
 def test_a_damaged_start_is_refused(tmp_path: Path) -> None:
     table = small_table(tmp_path, text=TABLE)
-    execute(one_run(table, "fedavg"), tmp_path, workers=0)
+    execute(one_run(table, "fedavg-momentum"), tmp_path, workers=0)
     for file in (tmp_path / FOLDER).glob("*/*/round-*"):
         content = bytearray(file.read_bytes())
         content[-1] ^= 1

@@ -16,7 +16,7 @@ class SGD:
 
     def __post_init__(self) -> None:
         check_number("weight_decay", self.weight_decay, 0)
-        check(0 <= number(self.momentum) < 1, "momentum", "at least 0 and below 1", self.momentum)
+        check_momentum("momentum", self.momentum)
 
     def init(self, params: Params) -> Params:
         """Return the initial velocity; empty without momentum."""
@@ -28,3 +28,8 @@ class SGD:
         if self.momentum:
             velocity = direction = _tree.add_scaled(direction, velocity, self.momentum)
         return _tree.add_scaled(params, direction, -lr), velocity
+
+
+def check_momentum(what: str, value: object) -> None:
+    """Check a factor on a velocity."""
+    check(0 <= number(value) < 1, what, "at least 0 and below 1", value)

@@ -10,6 +10,8 @@ Its state is four NamedTuples of its own:
 | Personal | one client; persists; stays with it    | x_i, c_i            |
 | Work     | one client for one round               | x_i, c_i, w_i       |
 | Payload  | client to server; float tensors only   | w_i                 |
+
+What a field `server` of Shared holds is not broadcast.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 from quped import _tree
 from quped.algorithms._sgd import SGD
 from quped.quant import CenterInit, Codebook
-from quped.typing import Batch, Clock, Metrics, ModelState, Network
+from quped.typing import Batch, Clock, Metrics, ModelState, Network, Params
 
 GlobalNetwork = Literal["none", "same", "any"]
 """An algorithm has no global network; one that every client must have; or any, whatever the clients have."""
@@ -72,10 +74,15 @@ class Empty(NamedTuple):
     """State of a method that has none."""
 
 
+NO_VELOCITY: Params = {}
+
+
 class Global(NamedTuple):
     """The state `Shared` of methods whose server holds one model; also their `Payload`."""
 
     w: ModelState
+    server: Params = NO_VELOCITY
+    """The velocity of w, if it has momentum. It stays with the server."""
 
 
 class Algorithm(Protocol[Shared, Personal, Work, Payload]):
@@ -122,11 +129,11 @@ class Algorithm(Protocol[Shared, Personal, Work, Payload]):
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
+def broadcast(shared: Any) -> Any:
+    """Return what clients receive of the server's state: all but what its field `server` holds, if it has one."""
+    return shared._replace(server={}) if "server" in getattr(shared, "_fields", ()) else shared
+
+
 def send(w: ModelState) -> Global:
     """Return the payload for a model: its parameters and those buffers that can be averaged."""
     return Global(ModelState(w.params, _tree.floats(w.buffers)))
-
-
-def receive(shared: Global, mean: Global) -> Global:
-    """Return the mean as the new global model; buffers that cannot be averaged stay as they were."""
-    return Global(ModelState(mean.w.params, {**shared.w.buffers, **mean.w.buffers}))

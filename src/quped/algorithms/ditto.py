@@ -5,8 +5,9 @@ from typing import ClassVar, NamedTuple
 
 from quped import _tree
 from quped.algorithms._autodiff import cross_entropy_gradient
+from quped.algorithms._averaging import Averaging, receive
 from quped.algorithms._sgd_step import sgd_step
-from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.errors import check_number
 from quped.typing import Batch, Clock, Metrics, ModelState, Params
 
@@ -29,7 +30,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto:
+class Ditto(Averaging):
     """min over x_i of f_i(x_i) + lam/2 ||x_i - w||^2, beside FedAvg's w.
 
     In every local step, on one batch: w_i <- w_i - lr grad f_i(w_i), from w_i = w, and
@@ -46,11 +47,8 @@ class Ditto:
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("lam of Ditto", self.lam, 0)
-
-    def init_shared(self, spec: ClientSpec) -> Global:
-        """Start from the global network's weights."""
-        return Global(spec.global_initial)
 
     def init_personal(self, spec: ClientSpec, shared: Global) -> Personal:
         """x_i = w."""
@@ -76,7 +74,7 @@ class Ditto:
 
     def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i."""
-        return receive(shared, mean)
+        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """x_i."""

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from quped.algorithms._averaging import Averaging, receive
 from quped.algorithms._sgd_step import sgd_step
-from quped.algorithms.base import ClientSpec, Deployed, Empty, Global, GlobalNetwork, receive, send
+from quped.algorithms.base import ClientSpec, Deployed, Empty, Global, GlobalNetwork, send
 from quped.typing import Batch, Clock, Metrics, ModelState, Params
 
 
@@ -16,17 +17,13 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Averaging):
     """w_i <- w_i - lr grad f_i(w_i), `local_steps` times from w; then w <- mean of w_i. Every client deploys w."""
 
     name: ClassVar[str] = "fedavg"
     quantizes: ClassVar[bool] = False
     global_network: ClassVar[GlobalNetwork] = "same"
     batches_per_step: ClassVar[int] = 1
-
-    def init_shared(self, spec: ClientSpec) -> Global:
-        """Start from the global network's weights."""
-        return Global(spec.global_initial)
 
     def init_personal(self, spec: ClientSpec, shared: Global) -> Empty:
         """Nothing is personal."""
@@ -47,8 +44,8 @@ class FedAvg:
         return Empty(), send(work.w)
 
     def server_update(self, shared: Global, mean: Global) -> Global:
-        """w = mean of w_i."""
-        return receive(shared, mean)
+        """w = mean of w_i, or, with momentum, beyond it."""
+        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Empty) -> Deployed:
         """w, the same for all."""

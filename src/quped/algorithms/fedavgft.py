@@ -14,9 +14,10 @@ from quped import _tree
 from quped._losses import cross_entropy
 from quped.algorithms import _algorithm1
 from quped.algorithms._algorithm1 import Learner, Problem
+from quped.algorithms._averaging import Averaging, receive
 from quped.algorithms._head import check_head, parts
 from quped.algorithms._sgd_step import sgd_step
-from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.algorithms.quantization import Quantization
 from quped.errors import check, check_number
 from quped.typing import Batch, Clock, Metrics, ModelState, Params, Phase
@@ -45,7 +46,7 @@ class Payload(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvgFT:
+class FedAvgFT(Averaging):
     """While t < `warmup_epochs`, FedAvg: w_i <- w_i - lr grad f_i(w_i) from w; w <- mean of w_i. Then every client by
     itself, from x_i = w: x_i <- x_i - lr grad f_i(x_i) at 32 bits; at fewer, x_i and c_i by Algorithm 1, with centers
     at the means of their weights (k-means; at 1 bit the means of each sign). w stays as it is.
@@ -70,6 +71,7 @@ class FedAvgFT:
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(isinstance(self.quantization, Quantization), "quantization", "a Quantization(...)", self.quantization)
         check_number("warmup_epochs of FedAvgFT", self.warmup_epochs, 0)
         check_number("head_first_epochs of FedAvgFT", self.head_first_epochs, 0)
@@ -85,7 +87,7 @@ class FedAvgFT:
         """Start from the global network's weights."""
         if self.frozen_head or self.head_first_epochs:
             parts(spec, self.head)  # refuses a head that the network does not have
-        return Global(spec.global_initial)
+        return super().init_shared(spec)
 
     def init_personal(self, spec: ClientSpec, shared: Global) -> Personal:
         """Return a model that is not in use: its centers need not be good ones."""
@@ -119,8 +121,8 @@ class FedAvgFT:
         return Personal(work.learner, torch.tensor(not common)), Payload(send(work.w).w, torch.tensor(float(common)))
 
     def server_update(self, shared: Global, mean: Payload) -> Global:
-        """w = mean of w_i. Alone w stays: the mean of equal numbers need not be the same bits."""
-        return receive(shared, Global(mean.w)) if bool(mean.has_learned) else shared
+        """w = mean of w_i, or beyond it. Alone w stays: the mean of equal numbers need not be the same bits."""
+        return receive(shared, mean.w, self.server_momentum) if bool(mean.has_learned) else shared
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """Q_ci(x_i); before the client's first round alone, w with centers of its own."""

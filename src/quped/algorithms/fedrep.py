@@ -7,9 +7,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from quped.algorithms._averaging import receive
 from quped.algorithms._head import check_head, parts
 from quped.algorithms._sgd_step import sgd_step
-from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.errors import check, check_whole
 from quped.typing import Batch, Clock, Metrics, ModelState, Params
 
@@ -93,7 +94,7 @@ class FedRep:
 
     def server_update(self, shared: Shared, mean: Shared) -> Shared:
         """b = mean of b_i."""
-        return Shared(receive(Global(shared.body), Global(mean.body)).w)
+        return Shared(receive(Global(shared.body), mean.body).w)
 
     def deploy(self, spec: ClientSpec, shared: Shared, personal: Personal) -> Deployed:
         """The body of the server with the client's head."""

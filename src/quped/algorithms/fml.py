@@ -7,7 +7,8 @@ from torch import Tensor
 
 from quped._losses import cross_entropy, distillation
 from quped.algorithms._autodiff import gradient
-from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
+from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.errors import check_number
 from quped.typing import Batch, Clock, Metrics, ModelState, Params
 
@@ -29,7 +30,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FML:
+class FML(Averaging):
     """x_i and w_i teach each other, from labels and from each other's outputs, in simultaneous steps; w <- mean of w_i.
 
     x_i: (1 - alpha) f_i(x_i) + alpha D_KL(s(w_i) || s(x_i));  w_i: (1 - beta) f_i(w_i) + beta D_KL(s(x_i) || s(w_i)).
@@ -46,12 +47,9 @@ class FML:
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("alpha of FML", self.alpha, 0, 1)
         check_number("beta of FML", self.beta, 0, 1)
-
-    def init_shared(self, spec: ClientSpec) -> Global:
-        """Start from the global network's weights."""
-        return Global(spec.global_initial)
 
     def init_personal(self, spec: ClientSpec, shared: Global) -> Personal:
         """Start from the weights of the client's own network."""
@@ -88,7 +86,7 @@ class FML:
 
     def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i."""
-        return receive(shared, mean)
+        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """x_i."""

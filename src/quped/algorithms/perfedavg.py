@@ -6,7 +6,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 from quped import _tree
 from quped.algorithms._autodiff import cross_entropy_gradient
-from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
+from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.errors import check, check_number
 from quped.typing import Batch, Clock, Metrics, ModelState, Params
 
@@ -26,7 +27,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PerFedAvg:
+class PerFedAvg(Averaging):
     """w~ = w_i - alpha grad f_i(w_i; D);  w_i <- w_i - lr grad f_i(w~; D');  w <- mean of w_i.
 
     D and D' are independent batches. A client's own model is its w_i at the end of its last round, adapted by one
@@ -46,12 +47,9 @@ class PerFedAvg:
     batches_per_step: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("alpha of Per-FedAvg", self.alpha, 0)
         check(self.adapts in ("local", "global"), "adapts of Per-FedAvg", "'local' or 'global'", self.adapts)
-
-    def init_shared(self, spec: ClientSpec) -> Global:
-        """Start from the global network's weights."""
-        return Global(spec.global_initial)
 
     def init_personal(self, spec: ClientSpec, shared: Global) -> Personal:
         """Nothing is adapted yet: w."""
@@ -80,7 +78,7 @@ class PerFedAvg:
 
     def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i."""
-        return receive(shared, mean)
+        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """Return the adapted model."""

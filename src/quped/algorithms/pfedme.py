@@ -5,7 +5,8 @@ from typing import ClassVar, NamedTuple
 
 from quped import _tree
 from quped.algorithms._autodiff import cross_entropy_gradient
-from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
+from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.errors import check, check_number, check_whole
 from quped.typing import Batch, Clock, Metrics, ModelState
 
@@ -24,7 +25,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMe:
+class PFedMe(Averaging):
     """theta_i ~ argmin f_i(theta) + lam/2 ||theta - w_i||^2;  w_i <- w_i - eta lam (w_i - theta_i);  w <- mean of w_i.
 
     The inner problem is solved on one batch by `inner_steps` SGD steps with the learning rate of the run, from the
@@ -46,14 +47,11 @@ class PFedMe:
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("lam of pFedMe", self.lam, 0)
         check_number("eta of pFedMe", self.eta, 0)
         check_whole("inner_steps of pFedMe", self.inner_steps, 1)
         check(isinstance(self.reset_theta, bool), "reset_theta of pFedMe", "True or False", self.reset_theta)
-
-    def init_shared(self, spec: ClientSpec) -> Global:
-        """Start from the global network's weights."""
-        return Global(spec.global_initial)
 
     def init_personal(self, spec: ClientSpec, shared: Global) -> Personal:
         """theta_i = w."""
@@ -86,7 +84,7 @@ class PFedMe:
 
     def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i."""
-        return receive(shared, mean)
+        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """theta_i."""

@@ -12,7 +12,8 @@ from quped._losses import Softened, cross_entropy, distillation
 from quped.algorithms import _algorithm1
 from quped.algorithms._algorithm1 import Learner, Problem
 from quped.algorithms._autodiff import gradient, pullback
-from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, receive, send
+from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.algorithms.quantization import Quantization
 from quped.errors import check, check_number, number
 from quped.typing import Batch, Clock, Metrics, ModelState, Params, Phase
@@ -27,7 +28,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuPeD:
+class QuPeD(Averaging):
     """min of mean_i F_i(x_i, c_i, w), with
 
     F_i = (1 - lambda_p) (f_i(x) + f_i(Q~_c(x))) + lambda R(x, c) + lambda_p (f^KD(x, w) + f^KD(Q~_c(x), w)),
@@ -60,6 +61,7 @@ class QuPeD:
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(isinstance(self.quantization, Quantization), "quantization", "a Quantization(...)", self.quantization)
         check_number("lambda_p of QuPeD", self.lambda_p, 0, 1)
         check_number("global_lr_ratio of QuPeD", self.global_lr_ratio, 0)
@@ -70,10 +72,6 @@ class QuPeD:
     def is_warming_up(self, clock: Clock) -> bool:
         """Say whether w learns from labels still."""
         return clock.t < self.warmup_epochs and clock.phase is Phase.TRAIN
-
-    def init_shared(self, spec: ClientSpec) -> Global:
-        """Start from the global network's weights."""
-        return Global(spec.global_initial)
 
     def init_personal(self, spec: ClientSpec, shared: Global) -> Learner:
         """Start from x^0 and c^0; with a warm-up, from w."""
@@ -129,7 +127,7 @@ class QuPeD:
 
     def server_update(self, shared: Global, mean: Global) -> Global:
         """w = mean of w_i (line 16)."""
-        return receive(shared, mean)
+        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Learner) -> Deployed:
         """Q_ci(x_i) (line 19)."""

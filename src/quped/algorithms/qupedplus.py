@@ -15,9 +15,11 @@ from quped import _tree
 from quped._losses import cross_entropy, distillation
 from quped.algorithms import _algorithm1
 from quped.algorithms._algorithm1 import Learner, Problem
+from quped.algorithms._averaging import at_rest, receive
 from quped.algorithms._own_classes import class_prior, none_seen, restrict, see
+from quped.algorithms._sgd import check_momentum
 from quped.algorithms._sgd_step import sgd_step
-from quped.algorithms.base import ClientSpec, Deployed, GlobalNetwork, send
+from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.algorithms.quantization import Quantization
 from quped.errors import check, check_number
 from quped.typing import Batch, Clock, LossFn, Metrics, ModelState, Params, Phase
@@ -34,6 +36,8 @@ class Shared(NamedTuple):
 
     w: ModelState
     x: dict[str, ModelState]
+    server: dict[str, Params]
+    """The velocity of each x, which stays with the server."""
 
 
 class Personal(NamedTuple):
@@ -86,6 +90,8 @@ class QuPeDPlus:
     know a client's network, as on Flower, its x_i is its own in all stages, and learns by F_i.
     """
 
+    server_momentum: float = 0.9
+    """The momentum of w in stage 1, as in FedAvg."""
     together: float = 0.7
     """The share of the run in which w learns from labels."""
     common: float = 0.9
@@ -103,6 +109,7 @@ class QuPeDPlus:
     batches_per_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_momentum("server_momentum of QuPeDPlus", self.server_momentum)
         check_number("together of QuPeDPlus", self.together, 0, 1)
         check_number("common of QuPeDPlus", self.common, self.together, 1)
         check_number("lambda_p of QuPeDPlus", self.lambda_p, 0, 1)
@@ -132,7 +139,10 @@ class QuPeDPlus:
 
     def init_shared(self, spec: ClientSpec) -> Shared:
         """Start from the networks' weights."""
-        return Shared(spec.global_initial, {GLOBAL: spec.global_initial, **spec.networks})
+        x = {GLOBAL: spec.global_initial, **spec.networks}
+        return Shared(
+            spec.global_initial, x, {k: at_rest(model, self.server_momentum).server for k, model in x.items()}
+        )
 
     def init_personal(self, spec: ClientSpec, shared: Shared) -> Personal:
         """Return a model of which nothing is in use but, where the network is another one, its weights."""
@@ -205,11 +215,16 @@ class QuPeDPlus:
         return Personal(learner, torch.tensor(stage), work.seen), payload
 
     def server_update(self, shared: Shared, mean: Payload) -> Shared:
-        """Each x, and together w, is the mean over the clients that trained it. Alone they stay."""
-        x = shared.x | {
-            key: merged(shared.x[key], mean.models[key], learned) for key, learned in mean.learned.items() if learned
+        """Each x, and together w, is the mean over the clients that trained it, or beyond it. Alone they stay."""
+        momentum = self.server_momentum if mean.stage == TOGETHER else 0.0
+        moved = {
+            key: receive(Global(shared.x[key], shared.server[key]), over(mean.models[key], learned), momentum)
+            for key, learned in mean.learned.items()
+            if learned
         }
-        return Shared(x[GLOBAL] if mean.stage == TOGETHER else shared.w, x)
+        x = shared.x | {key: model.w for key, model in moved.items()}
+        server = shared.server | {key: model.server for key, model in moved.items()}
+        return Shared(x[GLOBAL] if mean.stage == TOGETHER else shared.w, x, server)
 
     def deploy(self, spec: ClientSpec, shared: Shared, personal: Personal) -> Deployed:
         """Q_ci(x_i), which chooses among the client's own classes."""
@@ -222,10 +237,9 @@ def own_key(spec: ClientSpec) -> str | None:
     return GLOBAL if spec.has_global_network else spec.network_key
 
 
-def merged(before: ModelState, total: ModelState, learned: Tensor) -> ModelState:
-    """Return the mean over the clients that trained a model; what they cannot send is as before."""
-    model = _tree.map_leaves(lambda leaf: leaf / learned, total)
-    return ModelState(model.params, {**before.buffers, **model.buffers})
+def over(total: ModelState, learned: Tensor) -> ModelState:
+    """Return the mean over the clients that trained a model."""
+    return _tree.map_leaves(lambda leaf: leaf / learned, total)
 
 
 def own_model(spec: ClientSpec, shared: Shared, personal: Personal) -> Learner:

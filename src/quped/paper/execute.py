@@ -112,9 +112,9 @@ def run_federation(
     (method,) = run.experiment.methods
     population, where = Population(run.experiment, run.seed), EngineChoice(workers=workers)
     setup = population.federation(method.algorithm).setup(method.training)
-    is_fedavg = isinstance(method.algorithm, FedAvg)
+    is_fedavg, momentum = isinstance(method.algorithm, FedAvg), getattr(method.algorithm, "server_momentum", 0.0)
     # Others need not know which run of FedAvg has their clients.
-    starts = Starts(population, method.training, folder) if is_fedavg or fedavg_rounds(setup) else None
+    starts = Starts(population, method.training, momentum, folder) if is_fedavg or fedavg_rounds(setup) else None
     found = None if starts is None else starts.find(setup)
     result = fit(
         setup,

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from quped import _tree
 from quped.algorithms import FedAvg, FedAvgFT, QuPeDPlus
+from quped.algorithms.base import Global
+from quped.algorithms.qupedplus import GLOBAL
 from quped.experiments.population import Population
 from quped.records import Checkpoints, revision
 from quped.simulation import Round, Setup, Start, TrainingOptions
 from quped.simulation.checkpoint import identity
-from quped.typing import ModelState
 
 FOLDER = "starts"
 """Below the folder of all records."""
@@ -35,8 +36,9 @@ class Found(NamedTuple):
 class Starts:
     """The models that FedAvg had during its run on the clients of an experiment."""
 
-    def __init__(self, population: Population, training: TrainingOptions, folder: Path) -> None:
-        self._setup = population.federation(FedAvg()).setup(replace(training, finetune_epochs=0))
+    def __init__(self, population: Population, training: TrainingOptions, momentum: float, folder: Path) -> None:
+        fedavg = population.federation(FedAvg(server_momentum=momentum))
+        self._setup = fedavg.setup(replace(training, finetune_epochs=0))
         words = json.dumps(identity(self._setup)._asdict(), sort_keys=True)
         self._folder = folder / FOLDER / hashlib.sha256(words.encode()).hexdigest()[:16]
         self._revision = revision()
@@ -55,7 +57,7 @@ class Starts:
             if number <= rounds and (kept := self._at(number).latest()) is not None:
                 tensors, info = kept
                 template = self._setup.algorithm.init_shared(self._setup.clients[0].spec)
-                w = _tree.unflatten(template, tensors, "").w
+                w = _tree.unflatten(template, tensors, "")
                 return Found(Start(number, shared_of(setup, w)), info.get("revision"))
         return None
 
@@ -79,7 +81,9 @@ def fedavg_rounds(setup: Setup) -> int:
     return max(0, common - 2 * math.ceil(schedule.steps_per_epoch / schedule.local_steps))
 
 
-def shared_of(setup: Setup, w: ModelState) -> Any:
-    """Return the shared state of a method with this w."""
-    spec = replace(setup.clients[0].spec, global_initial=w)
-    return setup.algorithm.init_shared(spec)
+def shared_of(setup: Setup, w: Global) -> Any:
+    """Return the shared state of a method with this w and its velocity."""
+    if not isinstance(setup.algorithm, QuPeDPlus):
+        return w
+    shared = setup.algorithm.init_shared(replace(setup.clients[0].spec, global_initial=w.w))
+    return shared._replace(server=shared.server | {GLOBAL: w.server})

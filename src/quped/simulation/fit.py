@@ -15,6 +15,7 @@ from quped._computed import Computed
 from quped._evaluate import Evaluation
 from quped._rng import LOCK
 from quped.algorithms import Deployed
+from quped.algorithms.base import broadcast
 from quped.errors import check, check_whole
 from quped.export import PackedModel, to_bytes
 from quped.records import Checkpoints, exclusive
@@ -113,7 +114,7 @@ def collect(
 
     def model(name: str) -> Deployed:
         # A copy: under some methods all clients have the same tensors, or the initial ones.
-        return _tree.map_leaves(torch.clone, engine.deploy(shared, numbers[name]))
+        return _tree.map_leaves(torch.clone, engine.deploy(broadcast(shared), numbers[name]))
 
     def pack(name: str) -> PackedModel:
         return packed_model(setup, clients[name], model(name), accuracy.get(name))

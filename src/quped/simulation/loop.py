@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from quped import _tree
 from quped._evaluate import Evaluation
 from quped._rng import generator
+from quped.algorithms.base import broadcast
 from quped.simulation.engines.base import Engine
 from quped.simulation.schedule import Schedule
 from quped.simulation.setup import Setup
@@ -101,7 +102,7 @@ def simulate(
     round_, pace = None, Pace()
     for clock in map(setup.schedule.clock, range(first, setup.schedule.rounds)):
         chosen = sample_clients(setup.schedule, len(setup.clients), setup.seed, clock.round)
-        mean, loss = engine.run_round(shared, clock, chosen)
+        mean, loss = engine.run_round(broadcast(shared), clock, chosen)
         pace.add(engine.seconds)
         shared = _tree.arranged(setup.algorithm.server_update(shared, mean), shared)  # engines rely on the order
         due = setup.schedule.evaluates(clock.round)
@@ -122,7 +123,7 @@ def evaluate(
     setup: Setup, engine: Engine, shared: Any, clock: Clock, loss: float, timer: Timer, taken: Mapping[int, float]
 ) -> Evaluation:
     """Evaluate every client's deployed model on its own test samples; `taken` are the seconds of clients' rounds."""
-    scores = engine.evaluate(shared)
+    scores = engine.evaluate(broadcast(shared))
     by_name = {setup.clients[i].name: score for i, score in scores.items()}
     ordered = {name: by_name[name] for name in setup.names if name in by_name}
     return Evaluation(

@@ -13,6 +13,7 @@ from quped import _tree
 from quped._rng import generator, torch_seeded
 from quped.algorithms import AnyAlgorithm, ClientSpec, FedAvgFT, QuPeD
 from quped.algorithms._own_classes import check_own_classes
+from quped.algorithms.base import broadcast
 from quped.data import Samples
 from quped.errors import BadUpdateError, check
 from quped.models import FunctionalNetwork
@@ -44,6 +45,7 @@ class Templates(NamedTuple):
     """States that have the form of all others of their kind."""
 
     shared: Any
+    """As clients receive it."""
     payload: Mapping[int, Any]
     """For each group of clients."""
     personal: Mapping[int, Any]
@@ -110,7 +112,7 @@ class Setup:
     def templates(self) -> "Templates":
         """The forms of all states: those before the first round, and the payload of a round without steps."""
         algorithm, clock = self.algorithm, self.schedule.clock(0)
-        shared = algorithm.init_shared(self.clients[0].spec)
+        shared = broadcast(algorithm.init_shared(self.clients[0].spec))
         first = {client.spec.group: client for client in reversed(self.clients)}
         personal = {group: algorithm.init_personal(client.spec, shared) for group, client in first.items()}
         payload = {}
