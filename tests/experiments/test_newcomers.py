@@ -1,7 +1,9 @@
 """Clients that come after a run."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ from quped.errors import DataError
 from quped.experiments.newcomers import welcome
 from quped.experiments.population import Population
 from quped.experiments.schema import Experiment, validate
+from quped.result import FitResult
+from quped.simulation import SimClient
 from quped.simulation.engines import EngineChoice
 from quped.simulation.fit import fit
 
@@ -26,6 +30,13 @@ def experiment(algorithm: str, bits: int = 32, epochs: int = 1, **newcomers: int
     return validate(values, "a test")
 
 
+def right(result: FitResult, client: SimClient) -> float:
+    """Return the share of a client's test samples that the global model of a run recognises."""
+    assert client.test is not None
+    (images,), labels = client.test.batch(torch.arange(len(client.test)))
+    return float((result.global_module()(images).argmax(1) == labels).double().mean())
+
+
 def test_newcomers_take_no_part_and_start_from_the_global_model() -> None:
     asked = experiment("fedavg")
     population, (method,) = Population(asked, 0), asked.methods
@@ -39,11 +50,7 @@ def test_newcomers_take_no_part_and_start_from_the_global_model() -> None:
             assert torch.equal(client.network.initial.params[name], value)
     met = welcome(asked, population, method, result, HERE)["newcomers"]
     assert met["accuracy"]["per_client"].keys() == met["test_samples"].keys() == {"client-4", "client-5"}
-    module, shares = result.global_module(), []
-    for client in setup.clients:
-        assert client.test is not None
-        (images,), labels = client.test.batch(torch.arange(len(client.test)))
-        shares.append(float((module(images).argmax(1) == labels).double().mean()))
+    shares = [right(result, client) for client in setup.clients]
     assert met["global_accuracy"] == pytest.approx(sum(shares) / 2)  # before they learn
 
 
@@ -69,3 +76,16 @@ def test_without_newcomers_nothing_is_added() -> None:
     result = fit(population.federation(method.algorithm).setup(method.training), where=HERE)
     assert len(result.models) == 6
     assert welcome(asked, population, method, result, HERE) == {}
+
+
+def test_a_newcomer_that_diverges_keeps_the_global_model() -> None:
+    asked = experiment("fedavg", epochs=2)
+    population, (method,) = Population(asked, 0), asked.methods
+    result = fit(population.federation(method.algorithm).setup(method.training), where=HERE)
+    unlucky, other = population._newcomers
+    labels = np.arange(100) % 10
+    population._newcomers = [replace(unlucky, train=(np.full((100, 1, 8, 8), 1e30, np.float32), labels)), other]
+    with pytest.warns(UserWarning, match=r"client-4.*nan.*skipped"):
+        met = welcome(asked, population, method, result, HERE)["newcomers"]["accuracy"]["per_client"]
+    first, _ = population.newcomers(method.algorithm, result).setup(method.training).clients
+    assert met[unlucky.name] == pytest.approx(right(result, first))

@@ -25,6 +25,7 @@ def welcome(
         schedule_epochs=None,
         clients_per_round=None,
         evaluate_every=epochs,
+        bad_updates="skip",  # whoever diverges on so few samples keeps the model it had
     )
     trained = fit(population.newcomers(method.algorithm, result).setup(training), where=where)
     return {
