@@ -76,6 +76,7 @@ class QuPeDPlus:
     2. Quantized together, up to `common`: w stays. From x = w,
        x_i <- x_i - lr grad f_i(Q_ci(x_i)), straight through Q, and for centers of n weights
        c_i <- c_i - lr kappa / sqrt(n) grad_c f_i(Q_ci(x_i)); x <- mean of x_i.
+       In both, the mean is where the server's momentum begins (see `server_momentum` of FedAvg).
        Every client has its own centers, so bit-widths may differ.
     3. Alone: from x, which no longer changes, the same steps along F_i, with w as the teacher. In the fine-tuning phase
        weights sit on their centers.
@@ -91,12 +92,12 @@ class QuPeDPlus:
     """
 
     server_momentum: float = 0.9
-    """The momentum of w in stage 1, as in FedAvg."""
+    """The momentum of w, as in FedAvg, and of x."""
     together: float = 0.7
     """The share of the run in which w learns from labels."""
     common: float = 0.9
     """The share of the run after which every client is alone. Fine-tuning is alone in any case."""
-    lambda_p: float = 0.7
+    lambda_p: float = 0.1
     """lambda_p, the share of distillation in a client's loss."""
     center_lr_ratio: float = 0.1
     """kappa."""
@@ -216,9 +217,10 @@ class QuPeDPlus:
 
     def server_update(self, shared: Shared, mean: Payload) -> Shared:
         """Each x, and together w, is the mean over the clients that trained it, or beyond it. Alone they stay."""
-        momentum = self.server_momentum if mean.stage == TOGETHER else 0.0
         moved = {
-            key: receive(Global(shared.x[key], shared.server[key]), over(mean.models[key], learned), momentum)
+            key: receive(
+                Global(shared.x[key], shared.server[key]), over(mean.models[key], learned), self.server_momentum
+            )
             for key, learned in mean.learned.items()
             if learned
         }
