@@ -48,7 +48,7 @@ def setup_of(folder: Path) -> Setup:
 def inline_seconds(setup: Setup) -> float:
     """Return the seconds that the first client takes for a round with its evaluation."""
     shared, clock, client = (
-        setup.algorithm.init_shared(setup.clients[0].spec),
+        setup.templates.shared,
         setup.schedule.clock(0),
         setup.clients[0],
     )
@@ -64,7 +64,7 @@ def node_seconds(folder: Path, setup: Setup, run: str) -> float:
     name = setup.clients[0].name
     project = Project.read(folder)
     node = Node.start(project.config, {**project.nodes[name], "state": str(folder / "alone")}, folder)
-    shared = setup.algorithm.init_shared(setup.clients[0].spec)
+    shared = setup.templates.shared
     sizes = [len(client.train) for client in setup.clients]
     options = to_json(resolve(setup.options, sizes, len(sizes), quantizes=True))
     reply = node.train(Request(run, 0, setup.seed, options, flatten(shared)))

@@ -180,13 +180,12 @@ def in_turns(contestants: Mapping[str, Callable[[], None]], turns: int) -> dict[
 
 def run_round(engine: Engine, setup: Setup) -> None:
     """Run a round."""
-    shared = setup.algorithm.init_shared(setup.clients[0].spec)
-    engine.run_round(shared, setup.schedule.clock(0), list(range(len(setup.clients))))
+    engine.run_round(setup.templates.shared, setup.schedule.clock(0), list(range(len(setup.clients))))
 
 
 def evaluate(engine: Engine, setup: Setup) -> None:
     """Evaluate every client once."""
-    engine.evaluate(setup.algorithm.init_shared(setup.clients[0].spec))
+    engine.evaluate(setup.templates.shared)
 
 
 def plain_round(load: Load, data: list[TensorSamples], threads: int) -> None:

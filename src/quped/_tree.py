@@ -92,7 +92,7 @@ def difference(a: Params, b: Params) -> Params:
 
 def norm(a: Params) -> float:
     """Return the length of `a` as one vector."""
-    return math.sqrt(sum(float(v.square().sum(dtype=torch.float64)) for v in a.values()))
+    return math.sqrt(sum(float(v.double().square().sum()) for v in a.values()))
 
 
 def zeros_like(a: Params) -> Params:

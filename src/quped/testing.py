@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quped import _tree
 from quped._rng import torch_seeded
 from quped.algorithms import SGD, AnyAlgorithm, ClientSpec
+from quped.algorithms.base import broadcast
 from quped.client import Client
 from quped.data import TensorSamples
 from quped.data.batches import draw
@@ -107,7 +108,7 @@ class HandRound:
     kept: Any
     payload: Any
     updated: Any
-    """The server's state after the round."""
+    """The server's state after the round; like `shared`, as clients receive it."""
 
 
 def small_spec(algorithm: AnyAlgorithm, momentum: float = 0.9) -> ClientSpec:
@@ -140,12 +141,14 @@ def round_by_hand(algorithm: AnyAlgorithm, phase: Phase) -> HandRound:
     """Run one round of one client."""
     spec, clock, steps = small_spec(algorithm), Clock(4, 2, phase, 2.0, 0.1, 0.1, 0.0), small_batches(algorithm)
     shared = algorithm.init_shared(spec)
-    personal = algorithm.init_personal(spec, shared)
-    work = algorithm.start(spec, shared, personal, clock)
+    received = broadcast(shared)
+    personal = algorithm.init_personal(spec, received)
+    work = algorithm.start(spec, received, personal, clock)
     for step in steps:
         work, _ = algorithm.step(spec, work, step, clock)
     kept, payload = algorithm.finish(spec, work, steps[-1][0], clock)
-    return HandRound(spec, shared, personal, kept, payload, algorithm.server_update(shared, payload))
+    updated = broadcast(algorithm.server_update(shared, payload))
+    return HandRound(spec, received, personal, kept, payload, updated)
 
 
 def round_changes_no_input(algorithm: AnyAlgorithm) -> None:
@@ -153,10 +156,11 @@ def round_changes_no_input(algorithm: AnyAlgorithm) -> None:
     for phase in Phase:
         spec, clock, steps = small_spec(algorithm), Clock(4, 2, phase, 2.0, 0.1, 0.1, 0.0), small_batches(algorithm)
         shared = algorithm.init_shared(spec)
-        personal = algorithm.init_personal(spec, shared)
-        inputs = (shared, personal, spec.initial, spec.global_initial, tuple(steps))
+        received = broadcast(shared)
+        personal = algorithm.init_personal(spec, received)
+        inputs = (shared, received, personal, spec.initial, spec.global_initial, tuple(steps))
         before = snapshot(inputs)
-        work = algorithm.start(spec, shared, personal, clock)
+        work = algorithm.start(spec, received, personal, clock)
         works, copies = [work], [snapshot(work)]
         for step in steps:
             work, _ = algorithm.step(spec, work, step, clock)
@@ -164,7 +168,7 @@ def round_changes_no_input(algorithm: AnyAlgorithm) -> None:
             copies.append(snapshot(work))
         kept, payload = algorithm.finish(spec, work, steps[-1][0], clock)
         algorithm.server_update(shared, payload)
-        algorithm.deploy(spec, shared, kept)
+        algorithm.deploy(spec, received, kept)
         rule = "a round changes none of its inputs"
         require_equal(algorithm, rule, snapshot(inputs), before)
         for one, copy in zip(works, copies, strict=True):
@@ -244,7 +248,7 @@ def only_sampled_clients_change(algorithm: AnyAlgorithm) -> None:
     clients = [SimClient(f"c{i}", spec, network, data, data) for i in range(3)]
     options = TrainingOptions(epochs=4, finetune_epochs=1, local_steps=4, batch_size=8, clients_per_round=1)
     setup = Setup.of(algorithm, clients, network, options, seed=0)
-    engine, shared = InlineEngine(setup), algorithm.init_shared(spec)
+    engine, shared = InlineEngine(setup), broadcast(algorithm.init_shared(spec))
     for number in range(setup.schedule.rounds):
         (chosen,) = sample_clients(setup.schedule, 3, 0, number)
         before = [snapshot(engine.personal(shared, i)) for i in range(3)]

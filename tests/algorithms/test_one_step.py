@@ -33,6 +33,7 @@ from torch import Tensor
 from quped import Federation
 from quped._losses import cross_entropy
 from quped.algorithms import (
+    ALGORITHMS,
     FML,
     SGD,
     ClientSpec,
@@ -47,6 +48,7 @@ from quped.algorithms import (
     _algorithm1,
 )
 from quped.algorithms._algorithm1 import Learner, Problem
+from quped.algorithms._averaging import Averaging
 from quped.algorithms.base import Global, broadcast
 from quped.algorithms.fedavgft import Payload as Sent
 from quped.algorithms.qupel import Shared as QuPeLShared
@@ -517,21 +519,24 @@ def test_fedavg_step() -> None:
     np.testing.assert_allclose(v(work.w.params), W - LR * (ce_gradient(W) + 0.1 * W), rtol=1e-12)
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(server_momentum=0.6), FedAvgFT(server_momentum=0.6)])
-def test_server_momentum_by_hand(algorithm: FedAvg | FedAvgFT) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in ALGORITHMS.values() if issubclass(kind, Averaging)])
+def test_server_momentum_by_hand(kind: type[Averaging]) -> None:
     """d = mean - w;  v <- d + 0.6 v, cut to 2 ||d||;  w <- w + d + 0.6 v. The clients hardly move in the last round."""
-    shared: Any = algorithm.init_shared(spec(X, W))
+    algorithm = kind(server_momentum=0.6)
+    shared = algorithm.init_shared(spec(X, W))
     w, velocity = W, np.zeros_like(W)
     cuts: list[float] = []
     for moved in (np.array([0.3, 0.1]), np.array([-0.2, 0.2]), np.array([0.01, 0.02])):
         mean = w + moved
-        payload: Any = Global(model(mean)) if isinstance(algorithm, FedAvg) else Sent(model(mean), torch.tensor(1.0))
+        payload: Any = Sent(model(mean), torch.tensor(1.0)) if kind is FedAvgFT else Global(model(mean))
         shared = algorithm.server_update(shared, payload)
         velocity = 0.6 * velocity + moved
         cuts.append(min(1.0, float(2 * np.linalg.norm(moved) / np.linalg.norm(velocity))))
         velocity *= cuts[-1]
         w = w + moved + 0.6 * velocity
         np.testing.assert_allclose(v(shared.w.params), w, rtol=1e-12)
+    with pytest.raises(InvalidValueError, match=f"server_momentum of {kind.__name__} must be .* below 1"):
+        kind(server_momentum=1.0)
     assert cuts[:2] == [1, 1]
     assert cuts[2] < 0.5
 

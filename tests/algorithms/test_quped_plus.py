@@ -191,6 +191,26 @@ def test_every_network_has_a_common_model(progress: float) -> None:
         np.testing.assert_allclose(after.w.params["v"], expected, rtol=1e-12)
 
 
+def test_every_network_has_a_velocity_of_its_own() -> None:
+    """It goes on from stage 1 to stage 2, and stays as it is while no client trains its network."""
+    algorithm = QuPeDPlus(server_momentum=0.5)
+    one = replace(spec(), networks={"0": model_with_bias(V, B)})
+    other = replace(one, has_global_network=False, network_key="0")
+    shared = algorithm.init_shared(one)
+    before = shared
+    for progress, specs in ((0.1, (one, other)), (0.8, (one,))):
+        mean, _ = average([(sent(algorithm, its, at(progress))[1], 0.0) for its in specs], at(progress))
+        before, shared = shared, algorithm.server_update(shared, mean)
+        for key in (GLOBAL, "0"):
+            if not float(mean.learned.get(key, torch.tensor(0.0))):
+                assert shared.server[key] is before.server[key]
+                continue
+            x, velocity = before.x[key].params["v"].numpy(), before.server[key]["v"].numpy()
+            moved = (mean.models[key].params["v"] / mean.learned[key]).numpy() - x
+            np.testing.assert_allclose(shared.x[key].params["v"], x + moved + 0.5 * (moved + 0.5 * velocity), rtol=1e-6)
+    assert before.server["0"]["v"].any()
+
+
 def test_another_network_learns_from_labels_and_from_w_together() -> None:
     algorithm, now = QuPeDPlus(lambda_p=0.6), at(0.1)
     other = replace(spec(), has_global_network=False, network_key="0", networks={"0": model_with_bias(V, B)})
@@ -253,6 +273,7 @@ def test_a_network_without_a_bias_is_refused_with_the_remedy() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"server_momentum": 1.0},
         {"together": 1.5},
         {"common": 0.1},
         {"lambda_p": -1},

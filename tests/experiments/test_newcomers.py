@@ -87,5 +87,9 @@ def test_a_newcomer_that_diverges_keeps_the_global_model() -> None:
     population._newcomers = [replace(unlucky, train=(np.full((100, 1, 8, 8), 1e30, np.float32), labels)), other]
     with pytest.warns(UserWarning, match=r"client-4.*nan.*skipped"):
         met = welcome(asked, population, method, result, HERE)["newcomers"]["accuracy"]["per_client"]
+    population._newcomers = population._newcomers[:1]
+    with pytest.warns(UserWarning, match="skipped"):
+        assert "gave an update" in welcome(asked, population, method, result, HERE)["newcomers"]["failed"]
+    population._newcomers = [unlucky, other]
     first, _ = population.newcomers(method.algorithm, result).setup(method.training).clients
     assert met[unlucky.name] == pytest.approx(right(result, first))

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from quped import FedAvgFT, FedRep, FitResult, PerFedAvg, PFedMe, QuPeD, QuPeL, Round, _tree
+from quped import FedAvg, FedAvgFT, FedRep, FitResult, PerFedAvg, PFedMe, QuPeD, QuPeL, Round, _tree
 from quped.algorithms import ALGORITHMS, AnyAlgorithm
 from quped.testing import CLASSES, FEATURES, wide_net
 from quped.testing import SmallNet as Net
@@ -58,6 +58,7 @@ def algorithms() -> dict[str, Callable[[], AnyAlgorithm]]:
     """Return every algorithm of the package, and some with options that change what they keep and send."""
     return {
         **ALGORITHMS,
+        "fedavg-momentum": partial(FedAvg, server_momentum=0.9),
         "quped-warmup": partial(QuPeD, warmup_epochs=2.0),
         "fedavgft-alone": partial(FedAvgFT, warmup_epochs=2.0),
         "fedavgft-head": partial(FedAvgFT, warmup_epochs=1.0, head_first_epochs=2.0, frozen_head=True),

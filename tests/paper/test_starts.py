@@ -18,6 +18,7 @@ source = "nowhere"
 fedavg = {}
 fedavg-momentum = {}
 fedavgft-2bit = {}
+fedavgft-momentum = {}
 qupedplus = {}
 qupedplus-2bit = {}
 qupedplus-2bit-channels = {}
@@ -47,11 +48,13 @@ def outcome(record: dict[str, Any] | None) -> tuple[Any, ...]:
     return record["accuracy"], record["global_accuracy"], record["rounds"], record["curve"][-1]
 
 
-@pytest.mark.parametrize("row", ["fedavgft-2bit", "qupedplus", "qupedplus-2bit", "qupedplus-2bit-channels"])
+@pytest.mark.parametrize(
+    "row", ["fedavgft-2bit", "fedavgft-momentum", "qupedplus", "qupedplus-2bit", "qupedplus-2bit-channels"]
+)
 def test_a_run_from_fedavgs_model_ends_as_a_whole_run(row: str, tmp_path: Path) -> None:
     table = small_table(tmp_path, text=TABLE)
     whole = execute(one_run(table, row), tmp_path / "whole", workers=0)
-    execute(one_run(table, "fedavg-momentum" if "plus" in row else "fedavg"), tmp_path / "begun", workers=0)
+    execute(one_run(table, "fedavg" if row == "fedavgft-2bit" else "fedavg-momentum"), tmp_path / "begun", workers=0)
     begun = execute(one_run(table, row), tmp_path / "begun", workers=0)
     assert whole is not None
     assert begun is not None
@@ -64,6 +67,7 @@ def test_a_run_from_fedavgs_model_ends_as_a_whole_run(row: str, tmp_path: Path) 
 def test_other_clients_or_methods_do_not_start_there(tmp_path: Path) -> None:
     table = small_table(tmp_path, text=TABLE)
     execute(one_run(table, "fedavg"), tmp_path, workers=0)
+    assert "start" not in (execute(one_run(table, "qupedplus"), tmp_path, workers=0) or {"start": None})
     execute(one_run(table, "fedavg-momentum"), tmp_path, workers=0)
     for other in (
         one_run(table, "quped-2bit-warmup"),

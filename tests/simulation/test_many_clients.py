@@ -141,9 +141,8 @@ def test_states_are_restored_in_pieces(tmp_path: Path, workers: int, monkeypatch
 def test_states_that_are_known_are_left_out() -> None:
     """A part may hold an older state of a client."""
     setup = Federation(clients(QuPeD(), 3), QuPeD(), Net).setup()
-    shared = setup.algorithm.init_shared(setup.clients[0].spec)
     tensors: dict[str, Tensor] = {}
-    assert unstacked(setup, shared, tensors, {"groups": [[0, 2]]}, {0, 2}) == {}
+    assert unstacked(setup, tensors, {"groups": [[0, 2]]}, {0, 2}) == {}
 
 
 class Disk:

@@ -1,9 +1,10 @@
 """The server of methods with one global model: w is the mean of what clients send, or, with momentum, beyond it.
 
 Momentum: Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification, 2019 (FedAvgM). The bound on its length is ours."""
+Classification, 2019 (FedAvgM), here in Nesterov's form. The bound on its length is ours."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from quped import _tree
 from quped.algorithms._sgd import check_momentum
@@ -29,6 +30,10 @@ class Averaging:
         """Start from the global network's weights."""
         return at_rest(spec.global_initial, self.server_momentum)
 
+    def server_update(self, shared: Global, mean: Any) -> Global:
+        """w = mean of w_i, or, with momentum, beyond it."""
+        return receive(shared, mean.w, self.server_momentum)
+
 
 def at_rest(w: ModelState, momentum: float) -> Global:
     """Return a global model that has not moved yet."""
@@ -39,6 +44,7 @@ def receive(shared: Global, mean: ModelState, momentum: float = 0.0) -> Global:
     """Return the mean, or what is beyond it, as the new w; buffers that cannot be averaged stay as they were.
 
     The first rounds are the longest. Without a bound, what they leave in the velocity can carry w away.
+    Momentum moves parameters only: BatchNorm's statistics are the clients' mean.
     """
     params, velocity = mean.params, shared.server
     if momentum:

@@ -102,7 +102,7 @@ class Algorithm(Protocol[Shared, Personal, Work, Payload]):
         ...
 
     def init_personal(self, spec: ClientSpec, shared: Shared) -> Personal:
-        """Return a client's state before its first round."""
+        """Return a client's state before its first round. To clients, `shared` is as it was broadcast."""
         ...
 
     def start(self, spec: ClientSpec, shared: Shared, personal: Personal, clock: Clock) -> Work:

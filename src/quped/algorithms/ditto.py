@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 from quped import _tree
 from quped.algorithms._autodiff import cross_entropy_gradient
-from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms._averaging import Averaging
 from quped.algorithms._sgd_step import sgd_step
 from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.errors import check_number
@@ -71,10 +71,6 @@ class Ditto(Averaging):
     def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
         """Keep x_i, send w_i."""
         return Personal(work.x, work.velocity), send(work.w)
-
-    def server_update(self, shared: Global, mean: Global) -> Global:
-        """w = mean of w_i."""
-        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """x_i."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms._averaging import Averaging
 from quped.algorithms._sgd_step import sgd_step
 from quped.algorithms.base import ClientSpec, Deployed, Empty, Global, GlobalNetwork, send
 from quped.typing import Batch, Clock, Metrics, ModelState, Params
@@ -42,10 +42,6 @@ class FedAvg(Averaging):
     def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Empty, Global]:
         """Send w_i."""
         return Empty(), send(work.w)
-
-    def server_update(self, shared: Global, mean: Global) -> Global:
-        """w = mean of w_i, or, with momentum, beyond it."""
-        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Empty) -> Deployed:
         """w, the same for all."""

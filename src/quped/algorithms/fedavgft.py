@@ -14,7 +14,7 @@ from quped import _tree
 from quped._losses import cross_entropy
 from quped.algorithms import _algorithm1
 from quped.algorithms._algorithm1 import Learner, Problem
-from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms._averaging import Averaging
 from quped.algorithms._head import check_head, parts
 from quped.algorithms._sgd_step import sgd_step
 from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
@@ -122,7 +122,7 @@ class FedAvgFT(Averaging):
 
     def server_update(self, shared: Global, mean: Payload) -> Global:
         """w = mean of w_i, or beyond it. Alone w stays: the mean of equal numbers need not be the same bits."""
-        return receive(shared, mean.w, self.server_momentum) if bool(mean.has_learned) else shared
+        return super().server_update(shared, mean) if bool(mean.has_learned) else shared
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """Q_ci(x_i); before the client's first round alone, w with centers of its own."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quped._losses import cross_entropy, distillation
 from quped.algorithms._autodiff import gradient
-from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms._averaging import Averaging
 from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.errors import check_number
 from quped.typing import Batch, Clock, Metrics, ModelState, Params
@@ -83,10 +83,6 @@ class FML(Averaging):
     def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
         """Keep x_i, send w_i."""
         return Personal(work.x, work.velocity), send(work.w)
-
-    def server_update(self, shared: Global, mean: Global) -> Global:
-        """w = mean of w_i."""
-        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """x_i."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from quped import _tree
 from quped.algorithms._autodiff import cross_entropy_gradient
-from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms._averaging import Averaging
 from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.errors import check, check_number
 from quped.typing import Batch, Clock, Metrics, ModelState, Params
@@ -75,10 +75,6 @@ class PerFedAvg(Averaging):
     def finish(self, spec: ClientSpec, work: Work, batch: Batch, clock: Clock) -> tuple[Personal, Global]:
         """Adapt w_i once more, or w, and keep that; send w_i."""
         return Personal(self.adapt(spec, work.w if self.adapts == "local" else work.received, batch)), send(work.w)
-
-    def server_update(self, shared: Global, mean: Global) -> Global:
-        """w = mean of w_i."""
-        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """Return the adapted model."""

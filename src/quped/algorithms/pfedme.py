@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 from quped import _tree
 from quped.algorithms._autodiff import cross_entropy_gradient
-from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms._averaging import Averaging
 from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.errors import check, check_number, check_whole
 from quped.typing import Batch, Clock, Metrics, ModelState
@@ -81,10 +81,6 @@ class PFedMe(Averaging):
         w = work.w
         buffers = spec.network(w.params, w.buffers, batch.inputs, train=True)[1] if w.buffers else {}
         return Personal(work.theta), send(ModelState(w.params, buffers))
-
-    def server_update(self, shared: Global, mean: Global) -> Global:
-        """w = mean of w_i."""
-        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Personal) -> Deployed:
         """theta_i."""

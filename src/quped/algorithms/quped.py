@@ -12,7 +12,7 @@ from quped._losses import Softened, cross_entropy, distillation
 from quped.algorithms import _algorithm1
 from quped.algorithms._algorithm1 import Learner, Problem
 from quped.algorithms._autodiff import gradient, pullback
-from quped.algorithms._averaging import Averaging, receive
+from quped.algorithms._averaging import Averaging
 from quped.algorithms.base import ClientSpec, Deployed, Global, GlobalNetwork, send
 from quped.algorithms.quantization import Quantization
 from quped.errors import check, check_number, number
@@ -124,10 +124,6 @@ class QuPeD(Averaging):
         """Keep x_i and c_i, send w_i (line 15)."""
         follows = self.is_warming_up(clock) and spec.has_global_network
         return _algorithm1.begin_learned(spec, work.w) if follows else work.learner, send(work.w)
-
-    def server_update(self, shared: Global, mean: Global) -> Global:
-        """w = mean of w_i (line 16)."""
-        return receive(shared, mean.w, self.server_momentum)
 
     def deploy(self, spec: ClientSpec, shared: Global, personal: Learner) -> Deployed:
         """Q_ci(x_i) (line 19)."""

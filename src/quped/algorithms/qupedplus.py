@@ -4,7 +4,7 @@ Parts of it: FedAvg (McMahan et al., 2017); the gradient straight through the qu
 2013); center steps scaled by the size of a layer, as those of the step size in LSQ (Esser et al., Learned Step Size
 Quantization, 2020); distillation and personal centers (QuPeD)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -76,7 +76,7 @@ class QuPeDPlus:
     2. Quantized together, up to `common`: w stays. From x = w,
        x_i <- x_i - lr grad f_i(Q_ci(x_i)), straight through Q, and for centers of n weights
        c_i <- c_i - lr kappa / sqrt(n) grad_c f_i(Q_ci(x_i)); x <- mean of x_i.
-       In both, the mean is where the server's momentum begins (see `server_momentum` of FedAvg).
+       In both stages, w and x go beyond the mean, as FedAvg's w with `server_momentum`; x takes over the velocity of w.
        Every client has its own centers, so bit-widths may differ.
     3. Alone: from x, which no longer changes, the same steps along F_i, with w as the teacher. In the fine-tuning phase
        weights sit on their centers.
@@ -91,8 +91,8 @@ class QuPeDPlus:
     know a client's network, as on Flower, its x_i is its own in all stages, and learns by F_i.
     """
 
-    server_momentum: float = 0.9
-    """The momentum of w, as in FedAvg, and of x."""
+    server_momentum: float = field(default=0.9, kw_only=True)
+    """The momentum of w, and of x, as FedAvg has it as an option."""
     together: float = 0.7
     """The share of the run in which w learns from labels."""
     common: float = 0.9

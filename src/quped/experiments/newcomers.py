@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from quped._evaluate import over_clients
+from quped.errors import BadUpdateError
 from quped.experiments.population import Population
 from quped.experiments.schema import Experiment, Method
 from quped.result import FitResult
@@ -27,7 +28,10 @@ def welcome(
         evaluate_every=epochs,
         bad_updates="skip",  # whoever diverges on so few samples keeps the model it had
     )
-    trained = fit(population.newcomers(method.algorithm, result).setup(training), where=where)
+    try:
+        trained = fit(population.newcomers(method.algorithm, result).setup(training), where=where)
+    except BadUpdateError as error:  # all of them diverged at once; the run before is no worse for it
+        return {"newcomers": {"failed": str(error)}}
     return {
         "newcomers": {
             "accuracy": over_clients(trained.accuracy),

@@ -114,7 +114,7 @@ def client_table(result: Result, width: int) -> Table:
     add(client="mean", clients=str(len(clients)), **averages(clients))
     if result["global_accuracy"] is not None:
         add(client="global model", accuracy=percent(result["global_accuracy"]))
-    if newcomers := result.get("newcomers"):
+    if "accuracy" in (newcomers := result.get("newcomers") or {}):
         count = str(len(newcomers["test_samples"]))
         add(client="newcomers", clients=count, accuracy=percent(newcomers["accuracy"]["mean"]))
     return table

@@ -158,12 +158,12 @@ def stacked(states: Mapping[int, Any]) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def unstacked(
-    setup: Setup, shared: Any, tensors: Mapping[str, Tensor], info: Mapping[str, Any], known: Container[int]
+    setup: Setup, tensors: Mapping[str, Tensor], info: Mapping[str, Any], known: Container[int]
 ) -> dict[int, Any]:
     """Return the states in a part, but for those of clients that are known already. They are copies."""
     states = {}
     for number, clients in enumerate(info["groups"]):
-        template = setup.algorithm.init_personal(setup.clients[clients[0]].spec, shared)
+        template = setup.templates.personal[setup.clients[clients[0]].spec.group]
         prefix = f"{number}-personal"
         paths = [path for path, _ in _tree.items(template, prefix)]
         for row, client in enumerate(clients):
@@ -277,7 +277,7 @@ def load(checkpoints: Checkpoints, setup: Setup, engine: Engine, ours: Identity)
             refuse_another(checkpoints, checkpoints.part(name)[1]["clients"], ours.clients, "client '{}'")
         known: set[int] = set()
         for name in reversed(info["states"]):  # the newest state of a client is in the last part that has one
-            states = unstacked(setup, shared, *checkpoints.part(name), known)
+            states = unstacked(setup, *checkpoints.part(name), known)
             engine.restore(states)
             known |= states.keys()
         shared = _tree.unflatten(shared, tensors, "shared")

@@ -99,7 +99,7 @@ def bound_update(payload: Any, shared: Any, most: float | None) -> Any:
     moves = {path: leaf - before[path] for path, leaf in leaves.items() if path in before}
     if leaves and not moves:
         raise RunError("max_update_norm bounds what moves the shared state, and this method sends something else.")
-    length = math.sqrt(sum(float(move.double().square().sum()) for move in moves.values()))
+    length = _tree.norm(moves)
     if length <= most:
         return payload
     return _tree.unflatten(payload, leaves | {k: before[k] + move * (most / length) for k, move in moves.items()}, "")

@@ -11,6 +11,7 @@ from quped import _tree
 from quped._evaluate import Evaluation
 from quped._rng import generator
 from quped.algorithms.base import broadcast
+from quped.simulation.client_round import one_thread
 from quped.simulation.engines.base import Engine
 from quped.simulation.schedule import Schedule
 from quped.simulation.setup import Setup
@@ -104,7 +105,9 @@ def simulate(
         chosen = sample_clients(setup.schedule, len(setup.clients), setup.seed, clock.round)
         mean, loss = engine.run_round(broadcast(shared), clock, chosen)
         pace.add(engine.seconds)
-        shared = _tree.arranged(setup.algorithm.server_update(shared, mean), shared)  # engines rely on the order
+        with one_thread():
+            updated = setup.algorithm.server_update(shared, mean)
+        shared = _tree.arranged(updated, shared)  # engines rely on the order
         due = setup.schedule.evaluates(clock.round)
         evaluation = evaluate(setup, engine, shared, clock, loss, timer, pace.take()) if due else None
         round_ = Round(clock, setup.schedule.rounds, loss, evaluation, shared, timer())

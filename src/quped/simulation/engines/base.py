@@ -12,7 +12,7 @@ import torch
 from quped import _tree
 from quped._evaluate import Score
 from quped.algorithms import Deployed
-from quped.errors import QupedError, RunError
+from quped.errors import BadUpdateError, QupedError
 from quped.simulation.client_round import one_thread
 from quped.typing import Clock
 
@@ -70,7 +70,7 @@ def average(updates: Iterable[tuple[Any, float]], clock: Clock) -> tuple[Any, fl
                 counts[path] += 1
             losses.append(loss)
         if not losses:
-            raise RunError(f"No client of round {clock.round + 1} gave an update that can be used.")
+            raise BadUpdateError(f"No client of round {clock.round + 1} gave an update that can be used.")
         mean = {path: total / counts[path] for path, total in totals.items()}
     return _tree.unflatten(form, mean, ""), sum(losses) / len(losses)
 
