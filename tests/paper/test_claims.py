@@ -125,3 +125,14 @@ def test_a_claim_is_named_once_and_its_peers_by_title(tmp_path: Path) -> None:
         ("Ours: with warm-up, QuPeD beats its peers", "MNIST, 4 classes, Federated Mutual Learning"),
         ("", "MNIST, 4 classes, FedAvg"),
     ]
+
+
+def test_peers_with_one_title_are_told_apart_by_their_bits(tmp_path: Path) -> None:
+    for method in ("qupedplus-2bit", "fedavg-momentum", "fedavgft-momentum", "fedavgft-momentum-2bit"):
+        record(tmp_path, method, 0, 0.9)
+    peers = [one.where for one in evidence(tmp_path) if one.better.name == "qupedplus-2bit"]
+    assert peers == [
+        "MNIST, 4 classes, FedAvg, server momentum",
+        "MNIST, 4 classes, FedAvg, server momentum, then fine-tuning, full precision",
+        "MNIST, 4 classes, FedAvg, server momentum, then fine-tuning, 2 bits",
+    ]

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -128,13 +129,15 @@ def evidence(claim: Claim, tables: Iterable[Table], folder: Path) -> Iterator[Ev
     for table in tables:
         rows = table.rows
         rows_of_pairs = [(rows[first], rows[second]) for first, second in claim.pairs if {first, second} <= rows.keys()]
-        several, by_title = len(rows_of_pairs) > 1, len({worse.title for _, worse in rows_of_pairs}) > 1
+        titles = Counter(worse.title for _, worse in rows_of_pairs)
         for column in table.columns.values():
             if column.mixed != claim.mixed:
                 continue
             for better, worse in rows_of_pairs:
-                label = f", {worse.title if by_title else BITS[bits_label(worse.bits)]}" if several else ""
-                if (result := difference(table, column, better, worse, label, folder)) is not None:
+                words = [worse.title] if len(titles) > 1 else []
+                words += [BITS[bits_label(worse.bits)]] if titles[worse.title] > 1 else []
+                pair = "".join(f", {word}" for word in words)
+                if (result := difference(table, column, better, worse, pair, folder)) is not None:
                     yield result
 
 
