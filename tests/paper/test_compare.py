@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from quped.errors import RunError
 from quped.paper import docs
 from quped.paper.compare import Line, compare, markdown, provenance, values, with_equal_inputs
-from quped.paper.curves import by_length, draw_column
+from quped.paper.curves import by_length, curve, draw_column
 from quped.paper.table import Table, find_table, tables
 
 
@@ -102,6 +102,16 @@ def test_many_curves_have_a_panel_for_each_bit_width(tmp_path: Path) -> None:
         assert len({axis.get_ylim() for axis in part.axes}) == 1
         labels = [text.get_text() for axis in part.axes for text in axis.get_legend().get_texts()]
         assert len(set(labels)) == len(shown)
+
+
+def test_a_curve_is_the_mean_at_the_epochs_of_all_seeds(table: Table, tmp_path: Path) -> None:
+    """Runs that began with the model of another one have no accuracies before."""
+    for seed, epochs in enumerate(([2, 3], [0, 1, 2, 3])):
+        points = [{"epoch": epoch, "accuracy": 0.1 * epoch + 0.2 * seed} for epoch in epochs]
+        write_record(tmp_path, one_run(table, "quped-2bit", seed), 0.9, curve=points)
+    epochs, accuracies = curve(line(table, "quped-2bit", tmp_path))
+    assert epochs == [3, 4]
+    assert accuracies == pytest.approx([30.0, 40.0])
 
 
 BLOCK = "<!-- results: small -->\n<!-- end -->"

@@ -100,9 +100,10 @@ def draw_panel(axis: "Axes", lines: Sequence[Line], column: Sequence[Line]) -> N
             linestyle="none",
             markersize=5,
         )
-    for start in sorted({start for line in lines if (start := finetuning_start(line)) is not None}):
+    starts = sorted({start for line in lines if (start := finetuning_start(line)) is not None})
+    for i, start in enumerate(starts):
         axis.axvline(start, color="#bbbbbb", linewidth=0.8, linestyle=(0, (1, 3)))
-        axis.text(start, max(floor, 0), " fine-tuning", fontsize=7, color="#888888", va="bottom")
+        axis.text(start, max(floor, 0) + i * span / 20, " fine-tuning", fontsize=7, color="#888888", va="bottom")
     axis.set(xlabel="epoch", xlim=(0, edge * 1.1), ylim=(max(floor, 0), min(top + 0.15 * span, 100.5)))
     axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.25)
@@ -137,11 +138,15 @@ def shifts(heights: Sequence[float], distance: float) -> list[int]:
 
 
 def curve(line: Line) -> tuple[list[float], list[float]]:
-    """Return epochs and accuracies in percent, mean over seeds; only the last ones of what a curve does not hold."""
+    """Return epochs and accuracies in percent, mean over seeds.
+
+    A run that began with the model of another one has no accuracies before, so epochs are those that all seeds have.
+    """
     if line.row.reads != "accuracy":
         return [line.records[0]["epochs"]], [line.mean]
-    first = line.records[0]["curve"]
+    seeds = [{point["epoch"]: point["accuracy"] for point in record["curve"]} for record in line.records]
+    epochs = [epoch for epoch in seeds[0] if all(epoch in seed for seed in seeds)]
     return (
-        [point["epoch"] + 1 for point in first],
-        [100 * float(np.mean([record["curve"][i]["accuracy"] for record in line.records])) for i in range(len(first))],
+        [epoch + 1 for epoch in epochs],
+        [100 * float(np.mean([seed[epoch] for seed in seeds])) for epoch in epochs],
     )
