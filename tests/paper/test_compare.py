@@ -106,12 +106,11 @@ def test_many_curves_have_a_panel_for_each_bit_width(tmp_path: Path) -> None:
 
 def test_a_curve_is_the_mean_at_the_epochs_of_all_seeds(table: Table, tmp_path: Path) -> None:
     """Runs that began with the model of another one have no accuracies before."""
-    for seed, epochs in enumerate(([2, 3], [0, 1, 2, 3])):
-        points = [{"epoch": epoch, "accuracy": 0.1 * epoch + 0.2 * seed} for epoch in epochs]
+    for seed, known in enumerate(([2, 3], [0, 1, 2, 3])):
+        points = [{"epoch": epoch, "accuracy": 0.1 * epoch + 0.2 * seed} for epoch in known]
         write_record(tmp_path, one_run(table, "quped-2bit", seed), 0.9, curve=points)
     epochs, accuracies = curve(line(table, "quped-2bit", tmp_path))
-    assert epochs == [3, 4]
-    assert accuracies == pytest.approx([30.0, 40.0])
+    assert (epochs, accuracies) == ([3, 4], pytest.approx([30.0, 40.0]))
 
 
 BLOCK = "<!-- results: small -->\n<!-- end -->"
