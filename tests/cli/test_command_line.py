@@ -143,7 +143,7 @@ MISTAKES = [
     (["data.name=digit"], ["data.name", "Did you mean 'digits'"]),
     (["clients[0].model=cnn7"], ["clients[0].model: must be one of 'cnn1', 'cnn2'", "cnn7"]),
     (["training.epoch=3"], ["training.epoch:", "Did you mean 'epochs'?"]),
-    (["algorithm.name=fedavg", "algorithm.tau=2"], ["fedavg has no hyperparameter 'tau'. There are none."]),
+    (["algorithm.name=fedavg", "algorithm.tau=2"], ["fedavg has no hyperparameter 'tau'. Known: server_momentum."]),
     (["data.partition=classes=11"], ["number of classes per client must be a whole number from 1 to 10, got 11"]),
     (
         ["data.partition=class=3"],
